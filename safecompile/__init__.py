@@ -1,0 +1,69 @@
+"""safecompile makes torch.compile safe to use from several threads of one process.
+
+Two ways in::
+
+    from safecompile import safe_compile
+    fast = safe_compile(fn)              # instead of torch.compile(fn)
+
+    import safecompile.patch_all         # first in the program: covers every torch.compile in the process
+
+Who waits for whom:
+
+- One thread traces at a time in a process (torch's own compile lock, held for one trace, its backend and its guards).
+- While one thread compiles a function for a device, the others that want the same wait for its result and use it.
+- A call for another device waits at most for the trace, never for another device's result.
+- A call that finds its compiled code waits for nothing, and costs what it costs in plain torch.
+- Symbolic traces (``torch.fx.symbolic_trace``, ``make_fx``) wait for nobody, and nobody else sees them.
+
+Importing this package changes nothing and does not import torch. ``install()`` puts the patches in,
+``uninstall()`` brings the originals back, ``is_installed()`` tells. Environment: ``SAFECOMPILE_DISABLE=1`` makes
+everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
+``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._api import safe_compile
+    from ._errors import (
+        HostMismatchError,
+        InstallError,
+        LateInstallWarning,
+        SafeCompileError,
+        SafeCompileWarning,
+    )
+    from ._install import install, is_installed, uninstall
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HostMismatchError",
+    "InstallError",
+    "LateInstallWarning",
+    "SafeCompileError",
+    "SafeCompileWarning",
+    "install",
+    "is_installed",
+    "safe_compile",
+    "uninstall",
+]
+
+_HOMES = {"safe_compile": "_api", "install": "_install", "uninstall": "_install", "is_installed": "_install"}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that the package costs a few milliseconds where it is only passed through.
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, '_errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,54 @@
+"""safe_compile: torch.compile, with the patches in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from typing_extensions import ParamSpec
+
+from . import _install
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@overload
+def safe_compile(model: Callable[_P, _R], **kwargs: Any) -> Callable[_P, _R]: ...
+@overload
+def safe_compile(model: None = None, **kwargs: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+
+
+def safe_compile(*args: Any, **kwargs: Any) -> Any:
+    """``torch.compile``, safe to call from several threads.
+
+    It takes what the installed ``torch.compile`` takes, passes it on untouched and returns what that returns: an
+    ``OptimizedModule`` for an ``nn.Module``, a function otherwise; without a model, a decorator. The first call
+    installs the same patches as ``import safecompile.patch_all``. They act where torch compiles, so every compiled
+    function of the process is covered.
+
+    Args:
+        model: a function, a bound method, an ``nn.Module`` or a callable object.
+        **kwargs: the keywords of ``torch.compile``: ``fullgraph``, ``dynamic``, ``backend``, ``mode``, ``options``,
+            ``disable``, and whatever else the installed release has.
+
+    Returns:
+        What ``torch.compile`` returns.
+
+    Raises:
+        InstallError: the patches were not in yet, and another thread was compiling for more than ten seconds.
+        HostMismatchError: raised by the first call that compiles, if this torch lacks what the patches need.
+
+    Example::
+
+        model = safe_compile(model)  # instead of torch.compile(model)
+
+    Thread safety: may be called from any thread. What it returns may be called from any number of threads at once:
+    the first call for a function and device compiles, calls that need the same result wait for it, a call for
+    another device waits at most for the trace, and a call that finds its compiled code waits for nothing.
+    """
+    import torch
+
+    if not _install.is_installed() and not _install.is_inside_a_trace():
+        _install.install()
+    return torch.compile(*args, **kwargs)

@@ -1,0 +1,41 @@
+"""Where torch meets the engine: its callback for a miss, and the code that a compile marks as not to be compiled."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+from . import _miss, _torch
+from ._patches import AttributePatch, Patch
+
+
+def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
+    """Returns the patches that put :func:`_miss.on_miss` in place of torch's callback; changes nothing."""
+    original = module.CatchErrorsWrapper.__call__
+    parameters = list(inspect.signature(original).parameters)
+    if parameters != ["self", "frame", "cache_entry", "frame_state"]:
+        msg = f"CatchErrorsWrapper.__call__(self, frame, cache_entry, frame_state), not {parameters}"
+        raise LookupError(msg)
+    if not hasattr(module.compile_lock, "_is_owned"):
+        msg = "a reentrant lock as compile_lock"
+        raise LookupError(msg)
+    on_miss = _miss.on_miss
+
+    @functools.wraps(original)
+    def _patched_callback(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        return on_miss(original, self, frame, cache_entry, frame_state)
+
+    # A compile puts this in the place of FX's code generator, for the whole process: a GraphModule that another
+    # thread builds meanwhile could never be compiled (2.7-2.15). Only the compiling thread's is to be marked.
+    mark, plain = module.fx_forward_from_src_skip_result, module.original_forward_from_src
+
+    @functools.wraps(mark)
+    def _patched_forward_from_src(*args: Any, **kwargs: Any) -> Any:
+        return (mark if _torch.compile_lock()._is_owned() else plain)(*args, **kwargs)
+
+    return [
+        AttributePatch(module.CatchErrorsWrapper, "__call__", _patched_callback),
+        AttributePatch(module, "fx_forward_from_src_skip_result", _patched_forward_from_src),
+    ]

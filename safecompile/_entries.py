@@ -1,0 +1,99 @@
+"""torch's cache entries: what each was made for, and the copies that a follower leaves.
+
+A follower that can't call again makes torch append one more entry for the same compiled code. The copy shares the
+guard manager with the first. Two things would go wrong, and are mended here: the copy would count in
+``recompile_limit``, and it would outlive the first when an object that its guards know by ``id`` dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from types import CodeType, ModuleType
+from typing import Any
+
+from . import _torch
+from ._patches import AttributePatch, Patch
+
+
+def made_for(guard_manager: Any, backend: Any, region: int) -> None:
+    """Notes what the entry is for. CacheEntry itself shows the backend since torch 2.11, the region since 2.13."""
+    guard_manager.__dict__["_safecompile_made_for"] = (backend, region)
+
+
+def what_for(guard_manager: Any) -> tuple[Any, int] | None:
+    """Returns what :func:`made_for` noted, or None for an entry from before the installation, or a dead one."""
+    return getattr(guard_manager, "__dict__", {}).get("_safecompile_made_for")
+
+
+def fits(guard_manager: Any, f_locals: Any) -> bool:
+    """Tells whether the guards hold for these arguments in this thread. A guard that raises does not."""
+    try:
+        return bool(guard_manager.check(f_locals))
+    except Exception:
+        return False
+
+
+def mark_copies(guard_manager: Any, code: CodeType) -> None:
+    """Notes that ``code`` has more than one entry with this guard manager."""
+    guard_manager.__dict__["_safecompile_copies_of"] = weakref.ref(code)
+
+
+def without_copies(entries: list[Any]) -> list[Any]:
+    """Returns ``entries`` with one only for each guard manager."""
+    return list({id(entry.guard_manager): entry for entry in reversed(entries)}.values())[::-1]
+
+
+class _Link:
+    """An entry in a list that is linked by ``next``: what torch 2.7-2.12 walks to count."""
+
+    def __init__(self, entry: Any, following: _Link | None) -> None:
+        self.guard_manager, self.next = entry.guard_manager, following
+
+
+def _linked(head: Any) -> _Link | None:
+    entries = []
+    while head:
+        entries.append(head)
+        head = head.next
+    first: _Link | None = None
+    for entry in reversed(without_copies(entries)):
+        first = _Link(entry, first)
+    return first
+
+
+def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
+    """Returns the patch that keeps copies out of the recompile limits; changes nothing."""
+    original = module.compute_cache_size
+
+    @functools.wraps(original)
+    def _patched_compute_cache_size(frame: Any, entries: Any, *totals: int) -> Any:
+        # torch 2.7-2.12: the head of a linked list. 2.13+: a list, and the total over all regions.
+        # Drop the first form when min torch > 2.12.
+        if not isinstance(entries, list):
+            return original(frame, _linked(entries), *totals)
+        kept = without_copies(entries)
+        everywhere = _torch.cache_entries(frame.f_code)
+        copies = len(everywhere) - len(without_copies(everywhere))
+        return original(frame, kept, *(total - copies for total in totals))
+
+    return [AttributePatch(module, "compute_cache_size", _patched_compute_cache_size)]
+
+
+def patches_of_guards(module: ModuleType) -> list[Patch]:
+    """Returns the patch that lets copies die together with the first entry; changes nothing."""
+    original = module.CheckFunctionManager.invalidate
+
+    @functools.wraps(original)
+    def _patched_invalidate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shared = getattr(self, "guard_manager", None)
+        copies_of = getattr(shared, "__dict__", {}).get("_safecompile_copies_of")
+        result = original(self, *args, **kwargs)
+        code = copies_of() if copies_of is not None else None
+        if code is not None and shared.extra_state is not None:
+            for entry in _torch.cache_entries(code):
+                if entry.guard_manager is shared:
+                    shared.extra_state.invalidate(entry, self.guard_manager)
+        return result
+
+    return [AttributePatch(module.CheckFunctionManager, "invalidate", _patched_invalidate)]

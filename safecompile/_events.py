@@ -1,0 +1,126 @@
+"""What the engine tells: one event for each miss, and a warning when a wait is long.
+
+Nothing here runs on a warm call. Without a listener an event costs one test of an empty tuple.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Final
+
+log = logging.getLogger("safecompile")
+
+
+def _from_environment() -> float:
+    text = os.environ.get("SAFECOMPILE_WAIT_WARNING_S", "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if seconds <= 0.0:
+        log.warning(
+            "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds: long waits are "
+            "reported after 60 s. Set it to a number such as 30.",
+            text,
+        )
+        return 60.0
+    return seconds
+
+
+#: Seconds that a thread waits for another's compile before a WARNING names what it waits for.
+wait_warning_s: float = _from_environment()
+
+#: Seconds between two looks of a waiting thread at the one it waits for.
+TICK_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One call that found no compiled version of its function.
+
+    Args:
+        function: the qualified name of the function whose frame missed.
+        filename, line: where the function is.
+        device: the device that the engine took for the call, for example ``"cuda:1"``.
+        thread: the name of the thread.
+        role: ``"leader"`` if this thread compiled, ``"follower"`` if it waited for another that did.
+        waited_s: seconds spent waiting for another thread.
+        compiled_s: seconds spent in the trace, the backend and the guards.
+        outcome: ``"compiled"``, ``"reused"``, ``"skipped"`` (torch runs it eagerly) or ``"failed"``.
+
+    Thread safety: immutable.
+    """
+
+    function: str
+    filename: str
+    line: int
+    device: str
+    thread: str
+    role: str
+    waited_s: float
+    compiled_s: float
+    outcome: str
+
+
+#: Who wants events. Replaced as a whole, never changed in place, so that reading it needs no lock.
+listeners: tuple[Callable[[Miss], None], ...] = ()
+
+
+def subscribe(listener: Callable[[Miss], None]) -> Callable[[], None]:
+    """Calls ``listener`` with each :class:`Miss`, in the thread that missed; returns a function that ends it.
+
+    A listener runs while its thread holds no lock. An exception in it is logged, never raised.
+
+    Thread safety: may be called from any thread at any time.
+    """
+    global listeners
+    listeners = (*listeners, listener)
+
+    def unsubscribe() -> None:
+        global listeners
+        listeners = tuple(one for one in listeners if one is not listener)
+
+    return unsubscribe
+
+
+def emit(code: CodeType, device: str, role: str, waited_s: float, compiled_s: float, outcome: str) -> None:
+    """Tells the listeners of one miss."""
+    if not listeners:
+        return
+    name = getattr(code, "co_qualname", code.co_name)
+    thread = threading.current_thread().name
+    miss = Miss(name, code.co_filename, code.co_firstlineno, device, thread, role, waited_s, compiled_s, outcome)
+    for listener in listeners:
+        try:
+            listener(miss)
+        except Exception:
+            log.exception("a listener of safecompile events raised; the call that it was told of goes on")
+
+
+def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | None) -> None:
+    """Logs that this thread waits for ``holder`` (a thread identity), with the holder's stack."""
+    frame = sys._current_frames().get(holder) if holder is not None else None
+    stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no such thread any more)\n"
+    del frame
+    names = {t.ident: t.name for t in threading.enumerate()}
+    log.warning(
+        "%r has waited %.0f s in the first call of %s (%s:%d) on %s for thread %r, which is compiling. If that "
+        "thread waits for this one (a barrier, a queue or a collective inside the compile), the program is "
+        "deadlocked; otherwise it goes on when the compile ends. Stack of %r:\n%s",
+        threading.current_thread().name,
+        waited_s,
+        getattr(code, "co_qualname", code.co_name),
+        code.co_filename,
+        code.co_firstlineno,
+        device,
+        names.get(holder, "?"),
+        names.get(holder, "?"),
+        stack,
+    )

@@ -1,0 +1,30 @@
+"""flex_attention and create_block_mask from any thread, without a function in front of them.
+
+An eager ``flex_attention`` call (and ``cond``, ``while_loop``, ...) enters ``_set_compilation_env``, which clears FX's
+tracing flag and puts it back: across threads, this left the flag set for good, and then every compiled call in
+every thread raised. ``create_block_mask`` annotates nodes through FX's current metadata. Both are guarded where they
+touch the state of other threads; the functions themselves stay torch's own, so nothing is in the way of Dynamo,
+no reference taken earlier is left out, and no lock is held over a ``mask_mod`` or ``score_mod``.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import _fx, _rewrite, _torch
+from ._patches import CodePatch, Patch, thread_local_globals
+
+
+def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
+    """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
+    flag = _torch.FX_GLOBALS[_torch.SYMBOLIC_TRACE][0]
+    body = module._set_compilation_env.__wrapped__
+    # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
+    change = _rewrite.ThreadLocalNames([flag], attributes=True)
+    code = _rewrite.recompiled(body, change.visit)
+    return [CodePatch(body, code)] if change.changed else []
+
+
+def patches_of_hop_flex(module: ModuleType) -> list[Patch]:
+    """Returns the patch for the metadata that this module imports by name (torch 2.13+); changes nothing."""
+    return thread_local_globals(module, ["current_meta"], _fx.local)

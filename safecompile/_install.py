@@ -1,0 +1,326 @@
+"""Puts the patches in and takes them out: each family of patches whole, or not at all.
+
+A family is a list of parts; a part names a module of torch and a function that returns the patches for it. A part
+whose module is not imported yet waits for its import (wrapt's import hooks), so nothing is imported for its sake.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import _torch
+from ._errors import HostMismatchError, InstallError, SafeCompileWarning
+from ._patches import Patch
+from ._rewrite import RewriteError
+
+Build = Callable[[ModuleType], "list[Patch]"]
+
+
+class Part(NamedTuple):
+    """What is patched when one module of torch is imported."""
+
+    module: str
+    build: Build
+
+
+class Family:
+    """Patches that are good only together. ``required``: without them nothing is installed."""
+
+    def __init__(self, name: str, parts: list[Part], *, required: bool = False) -> None:
+        self.name, self.parts, self.required = name, parts, required
+        self.applied: list[tuple[str, list[Patch]]] = []
+        self.problem: str | None = None
+
+    def state(self) -> str:
+        """Returns ``"on"``, ``"waiting"`` (for an import of torch's) or ``"off: <why>"``."""
+        if self.problem is not None:
+            return f"off: {self.problem}"
+        return "on" if len(self.applied) == len(self.parts) else "waiting"
+
+
+_families: list[Family] = []
+_hooked: set[tuple[str, str]] = set()
+_installed = False
+_mismatch: HostMismatchError | None = None
+_fork_handler_registered = False
+
+# Guards everything above. Held while patches are built and exchanged, which calls nothing of the user's.
+_installing = threading.RLock()
+
+
+def is_disabled() -> bool:
+    """Tells whether ``SAFECOMPILE_DISABLE`` asks for plain torch."""
+    return os.environ.get("SAFECOMPILE_DISABLE", "0") not in ("", "0")
+
+
+def is_strict() -> bool:
+    """Tells whether ``SAFECOMPILE_STRICT`` makes every family required."""
+    return os.environ.get("SAFECOMPILE_STRICT", "0") not in ("", "0")
+
+
+def is_installed() -> bool:
+    """Tells whether the patches are installed, or wait for torch to be imported.
+
+    Thread safety: may be called from any thread at any time; waits for nothing.
+    """
+    return _installed
+
+
+def is_inside_a_trace() -> bool:
+    """Tells whether this thread is tracing or compiling: a moment at which nothing can be installed."""
+    return _torch.traces_here()
+
+
+def state() -> dict[str, str]:
+    """Returns the state of each family of patches: ``"on"``, ``"waiting"`` or ``"off: <why>"``.
+
+    Thread safety: may be called from any thread at any time; waits for nothing.
+    """
+    if not _installed:
+        return {family.name: "off: not installed" for family in _families}
+    return {family.name: family.state() for family in _families}
+
+
+def install(*, timeout_s: float = 10.0) -> None:
+    """Installs the patches; does nothing if they are installed.
+
+    Args:
+        timeout_s: seconds to wait for traces, compiles and installations of other threads to end.
+
+    Raises:
+        InstallError: another thread was still tracing or compiling after ``timeout_s``, or this Python runs
+            without its global interpreter lock. Nothing was changed.
+
+    Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
+    """
+    global _installed, _mismatch
+    if _installed or is_disabled():
+        return
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        msg = (
+            "safecompile can't work on a Python without the global interpreter lock: torch.compile itself relies on "
+            "it. Nothing is patched. Start Python with PYTHON_GIL=1, or set SAFECOMPILE_DISABLE=1."
+        )
+        raise InstallError(msg)
+    with _quiet("install", timeout_s):
+        if _installed:
+            return
+        _families[:] = _all_families()
+        _mismatch = None
+        _installed = True
+        try:
+            for family in _families:
+                for part in family.parts:
+                    _when_imported(family.name, part)
+        except BaseException:
+            _undo_all()
+            _installed = False
+            raise
+    _register_fork_handler()
+
+
+def uninstall(*, timeout_s: float = 10.0) -> None:
+    """Brings back the original objects; does nothing if the patches are not installed.
+
+    What somebody else has patched after us is left alone, with a warning. Functions that were compiled stay
+    compiled and work as plain torch's.
+
+    Args:
+        timeout_s: seconds to wait for traces and compiles of other threads to end.
+
+    Raises:
+        InstallError: another thread was still tracing or compiling after ``timeout_s``. Nothing was changed.
+
+    Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
+    """
+    global _installed, _mismatch
+    if not _installed:
+        return
+    with _quiet("uninstall", timeout_s):
+        if _installed:
+            left = _undo_all()
+            _installed, _mismatch = False, None
+            for what in left:
+                warnings.warn(
+                    f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
+                    "still call into safecompile; undo the later patch first, then call uninstall() again.",
+                    SafeCompileWarning,
+                    stacklevel=3,
+                )
+
+
+@contextmanager
+def _quiet(what: str, timeout_s: float) -> Iterator[None]:
+    """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
+    deadline = time.monotonic() + timeout_s
+
+    def give_up(who: str) -> InstallError:
+        return InstallError(
+            f"safecompile.{what}() waited {timeout_s:g} s for another thread that is {who}. Nothing was changed, and "
+            f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
+        )
+
+    if not _installing.acquire(timeout=max(0.0, timeout_s)):
+        raise give_up("installing or uninstalling")
+    try:
+        lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
+        if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise give_up("compiling")
+        try:
+            while _torch.another_thread_traces():
+                if time.monotonic() > deadline:
+                    raise give_up("tracing")
+                time.sleep(0.005)
+            yield
+        finally:
+            lock.release()
+    finally:
+        _installing.release()
+
+
+def _all_families() -> list[Family]:
+    from . import _entries, _flex, _fx, _lazy_backward, _retry, _callback
+
+    return [
+        Family(
+            "miss",
+            [
+                Part(_torch.EVAL_FRAME, _retry.patches_of_eval_frame),
+                Part(_torch.CONVERT_FRAME, _callback.patches_of_convert_frame),
+                Part(_torch.CONVERT_FRAME, _entries.patches_of_convert_frame),
+                Part(_torch.GUARDS, _entries.patches_of_guards),
+            ],
+            required=True,
+        ),
+        Family(
+            "fx",
+            [
+                Part(_torch.SYMBOLIC_TRACE, _fx.patches_of_symbolic_trace),
+                Part(_torch.TRACEBACK, _fx.patches_of_globals),
+                Part(_torch.PROXY_TENSOR, _fx.patches_of_globals),
+                Part(_torch.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
+                Part(_torch.HOP_UTILS, _flex.patches_of_hop_utils),
+            ],
+            required=True,
+        ),
+        Family("flex", [Part(_torch.HOP_FLEX, _flex.patches_of_hop_flex)]),
+        Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),
+    ]
+
+
+def _when_imported(family: str, part: Part) -> None:
+    """Applies ``part`` now if its module is there, else at its import."""
+    if part.module in sys.modules:
+        importlib.import_module(part.module)  # another thread may be in the middle of it
+        _apply(family, part, sys.modules[part.module])
+        return
+    import wrapt
+
+    key = (family, f"{part.module}:{part.build.__module__}")
+    if key not in _hooked:
+        _hooked.add(key)
+        wrapt.register_post_import_hook(lambda module: _at_import(family, part, module), part.module)
+
+
+def _at_import(family: str, part: Part, module: ModuleType) -> None:
+    with _installing:
+        if _installed:
+            _apply(family, part, module)
+
+
+def _apply(family_name: str, part: Part, module: ModuleType) -> None:
+    """Puts the patches of one part in, or takes its whole family out."""
+    family = next(one for one in _families if one.name == family_name)
+    if _mismatch is not None:
+        if part.module == _torch.CONVERT_FRAME and family.problem is None:
+            _refuse_to_compile(family, module)
+        return
+    if family.problem is not None:
+        return
+    done: list[Patch] = []
+    family.applied.append((part.module, done))
+    try:
+        for patch in part.build(module):
+            done.append(patch)
+            patch.apply()
+    except (AttributeError, LookupError, TypeError, ValueError, RewriteError, SyntaxError) as error:
+        _take_out(family, f"{part.module} ({part.build.__name__}): {error}")
+
+
+def _take_out(family: Family, what: str) -> None:
+    global _mismatch
+    if family.required or is_strict():
+        _undo_all()
+        family.problem = what
+        _mismatch = HostMismatchError(family.name, what, _torch.version())
+        convert_frame = _torch.loaded(_torch.CONVERT_FRAME)
+        if convert_frame is not None:
+            _refuse_to_compile(family, convert_frame)
+        return
+    _undo(family)
+    family.problem = what
+    warnings.warn(
+        f"safecompile leaves its '{family.name}' patches off: this torch ({_torch.version()}) does not have what they "
+        f"need: {what}. The other patches are in. Set SAFECOMPILE_STRICT=1 to make this an error.",
+        SafeCompileWarning,
+        stacklevel=2,
+    )
+
+
+def _refuse_to_compile(family: Family, convert_frame: ModuleType) -> None:
+    """Makes the first compile raise, instead of running unprotected without a word."""
+    from ._patches import AttributePatch
+
+    error = _mismatch
+
+    def _patched_callback(*_: Any, **__: Any) -> Any:
+        raise error  # type: ignore[misc]
+
+    owner = getattr(convert_frame, "CatchErrorsWrapper", None)
+    patch = (
+        AttributePatch(sys.modules["torch"], "compile", _patched_callback)
+        if owner is None
+        else AttributePatch(owner, "__call__", _patched_callback)
+    )
+    patch.apply()
+    family.applied.append((convert_frame.__name__, [patch]))
+
+
+def _undo(family: Family) -> list[str]:
+    left = []
+    for _, patches in reversed(family.applied):
+        left += [what for patch in reversed(patches) if (what := patch.revert()) is not None]
+    family.applied.clear()
+    return left
+
+
+def _undo_all() -> list[str]:
+    return [what for family in reversed(_families) for what in _undo(family)]
+
+
+def _register_fork_handler() -> None:
+    global _fork_handler_registered
+    if not _fork_handler_registered and hasattr(os, "register_at_fork"):
+        _fork_handler_registered = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _after_fork_in_child() -> None:
+    """The one place where a forked child forgets what the parent's other threads were doing."""
+    global _installing
+    _installing = threading.RLock()
+    if _installed:
+        from . import _fx, _miss
+
+        _fx.after_fork_in_child()
+        if _torch.loaded(_torch.CONVERT_FRAME):
+            _miss.after_fork_in_child()

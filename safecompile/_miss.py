@@ -1,0 +1,271 @@
+"""The engine: what happens when a compiled function is called and no compiled version fits (a miss).
+
+torch calls ``CatchErrorsWrapper.__call__`` for each miss: a first call, a failed guard, a resumed frame, a nested
+function. :func:`on_miss` stands in its place. It lets one thread compile (the leader) while the others that want
+the same function on the same device wait for the result (followers), then look again, and use it if it fits.
+
+The rules, which keep it free of deadlocks:
+
+1. There is one lock: torch's own reentrant compile lock. It is held for one trace, its backend and its guards,
+   never while compiled code runs.
+2. A thread that holds it waits for no other thread. So whoever waits, waits for somebody who goes on.
+3. A thread inside autograd's backward waits for the lock alone, never for a leader, and a tracing thread keeps
+   autograd on itself: a trace never waits for a backward.
+4. Nothing is remembered of a flight once its result can be found. A flight that is lost costs a look, not a
+   compile: every leader looks again once it has the lock.
+
+How a follower uses the result: at the top of a call, where nothing of the user's has run yet, it raises
+:class:`Retry`, and torch's wrapper (see :mod:`._retry`) calls the function again, which now hits. Anywhere else it
+returns the same compiled code once more. torch then keeps one entry more for it; :mod:`._entries` sees to it that
+it counts in no limit and dies with the first.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import weakref
+from time import monotonic
+from types import CodeType, FrameType
+from typing import Any
+
+from . import _entries, _events, _torch
+
+
+class Retry(BaseException):
+    """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
+
+
+#: The name of the local variable by which torch's wrapper says that it has called again already.
+RETRIED = "__safecompile_retried__"
+
+#: The code objects of torch's wrapper that catch Retry. Replaced as a whole by _retry.
+retrying_codes: frozenset[CodeType] = frozenset()
+
+
+class Flight:
+    """One compile in progress, and who does it."""
+
+    __slots__ = ("code", "done", "key", "leader", "skip")
+
+    def __init__(self, key: tuple[int, str], code: CodeType) -> None:
+        self.key = key
+        self.code = code  # keeps the id in the key from being used again
+        self.leader = threading.get_ident()
+        self.done = threading.Event()
+        self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
+
+    def close(self) -> None:
+        """Ends the flight; may be called more than once, and by any thread."""
+        if flights.get(self.key) is self:
+            flights.pop(self.key, None)
+        self.done.set()
+
+    def is_abandoned(self) -> bool:
+        """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
+        frame = sys._current_frames().get(self.leader)
+        while frame is not None and frame.f_code is not on_miss.__code__:
+            frame = frame.f_back
+        return frame is None
+
+
+#: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.
+flights: dict[tuple[int, str], Flight] = {}
+
+#: What each thread's last compile returned, until torch drops it; for the moment between the return of the
+#: callback, when the lock is free again, and the publication of the entry in torch's list.
+returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+    """Handles one miss in the place of ``original``, torch's ``CatchErrorsWrapper.__call__``.
+
+    Returns:
+        What torch's callback returns.
+
+    Raises:
+        Retry: somebody else has compiled what this call needs, and it can be called again.
+
+    Thread safety: called by torch in the thread that missed, without any lock.
+    """
+    lock = _torch.compile_lock()
+    if lock._is_owned() or _torch.is_skipped(frame):
+        return original(callback, frame, cache_entry, frame_state)
+    call = _Call(original, callback, frame, cache_entry, frame_state)
+    backward, multithreading = _torch.in_backward(), _torch.autograd_multithreading()
+    flight: Flight | None = None
+    try:
+        while True:
+            call.entry = find(callback, frame)
+            if call.entry is not None:
+                break
+            if backward:
+                call.compile(lock, None)
+                break
+            flight = Flight((id(call.code), call.device), call.code)
+            other = flights.setdefault(flight.key, flight)
+            if other is flight:
+                call.compile(lock, flight)
+                break
+            call.wait_for(other)
+            if other.skip is not None:
+                call.result, call.outcome = _torch.skipped_again(callback, other.skip, frame), "skipped"
+                break
+    finally:
+        call.settle(lock, flight, multithreading)
+        _events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
+    return call.result if call.entry is None else call.reuse()
+
+
+class _Call:
+    """One miss that is being handled: what torch asked, what it has cost so far, and what came of it."""
+
+    def __init__(self, original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> None:
+        self.original, self.callback, self.frame = original, callback, frame
+        self.cache_entry, self.frame_state = cache_entry, frame_state
+        self.code: CodeType = frame.f_code
+        self.device = device_of(frame)
+        self.entry: Any = None
+        self.result: Any = None
+        self.role, self.outcome = "follower", "failed"
+        self.waited_s = self.compiled_s = 0.0
+
+    def wait_for(self, flight: Flight) -> None:
+        """Waits until ``flight`` is over. This thread holds no lock."""
+        assert not _torch.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
+        began, warned = monotonic(), False
+        while not flight.done.wait(_events.TICK_S):
+            if flight.is_abandoned():
+                flight.close()
+            warned = warned or self._warn(began, flight.leader)
+        self.waited_s += monotonic() - began
+
+    def compile(self, lock: Any, flight: Flight | None) -> None:
+        """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
+        self.role = "leader"
+        began, warned = monotonic(), False
+        try:
+            while not lock.acquire(timeout=_events.TICK_S):
+                warned = warned or self._warn(began, owner_of(lock))
+            self.waited_s += monotonic() - began
+            self.entry = find(self.callback, self.frame)
+            if self.entry is None:
+                self._trace(flight)
+        finally:
+            if lock._is_owned():
+                lock.release()
+
+    def _trace(self, flight: Flight | None) -> None:
+        began = monotonic()
+        # torch 2.7-2.12 counts the entries from the head that it is handed, which is stale after a wait.
+        entries = _torch.cache_entries(self.code) if self.waited_s > 0.0 else []
+        head = entries[0] if entries else self.cache_entry
+        _torch.set_autograd_multithreading(False)
+        self.result = self.original(self.callback, self.frame, head, self.frame_state)
+        self.compiled_s = monotonic() - began
+        guarded = self.result.guarded_code
+        if guarded is not None:
+            self.outcome = "compiled"
+            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), _torch.region())
+            guarded.__dict__["_safecompile_code"] = self.code
+            returned[threading.get_ident()] = guarded
+        else:
+            self.outcome = "skipped"
+            if flight is not None and self.result.apply_to_code:
+                flight.skip = self.result
+
+    def settle(self, lock: Any, flight: Flight | None, multithreading: bool) -> None:
+        """Leaves everything as it was, whatever happened; a second time does nothing."""
+        if lock._is_owned():
+            lock.release()
+        if flight is not None and flights.get(flight.key) is flight:
+            flight.close()
+        _torch.set_autograd_multithreading(multithreading)
+        if self.entry is not None:
+            self.role, self.outcome = "follower", "reused"
+
+    def reuse(self) -> Any:
+        """Uses what another thread has compiled."""
+        wrapper = wrapper_above(sys._getframe(2))
+        if wrapper is not None and RETRIED not in wrapper.f_locals:
+            raise Retry
+        _entries.mark_copies(self.entry.guard_manager, self.code)
+        return _torch.served_again(self.entry)
+
+    def _warn(self, began: float, holder: int | None) -> bool:
+        waited = monotonic() - began
+        if waited < _events.wait_warning_s:
+            return False
+        _events.warn_of_wait(self.code, self.device, waited, holder)
+        return True
+
+
+def find(callback: Any, frame: Any) -> Any:
+    """Returns a compiled version that fits ``frame``, published or about to be, or None.
+
+    It compares what torch's own look-up compares: the backend, the region, the guards.
+    """
+    code, wanted = frame.f_code, None
+    about_to_be = [one for ref in returned.valuerefs() if (one := ref()) is not None and one._safecompile_code is code]
+    for entry in [*_torch.cache_entries(code), *about_to_be]:
+        made_for = _entries.what_for(entry.guard_manager)
+        if made_for is None:
+            continue
+        if wanted is None:
+            wanted = (_torch.backend_of(callback), _torch.region())
+        if made_for == wanted and _entries.fits(entry.guard_manager, frame.f_locals):
+            return entry
+    return None
+
+
+def wrapper_above(frame: FrameType | None) -> FrameType | None:
+    """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
+    calls = _torch.module_call_codes()
+    while frame is not None:
+        code = frame.f_code
+        if code in retrying_codes:
+            return frame
+        if code in calls:
+            if _torch.has_hooks(frame.f_locals["self"]):
+                return None
+        elif code is not on_miss.__code__ and not _torch.is_frame_around_a_call(frame):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def device_of(frame: Any) -> str:
+    """Returns the device of the first tensor argument, else of the module's first parameter, else the current one.
+
+    It decides whom a thread waits for, never what it gets: a wrong guess may cost a wait.
+    """
+    import torch
+
+    values = frame.f_locals
+    arguments = [values.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount + 2]]
+    for value in arguments:
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, torch.Tensor):
+                return str(one.device)
+    for value in arguments:
+        if isinstance(value, torch.nn.Module):
+            device = _torch.first_parameter_device(value)
+            if device is not None:
+                return str(device)
+    return _torch.current_device()
+
+
+def owner_of(lock: Any) -> int | None:
+    """Returns the identity of the thread that holds an RLock, which only its repr tells."""
+    found = re.search(r"owner=(\d+)", repr(lock))
+    return int(found.group(1)) or None if found else None
+
+
+def after_fork_in_child() -> None:
+    """Forgets the parent's other threads: nobody in the child would ever end their flights or free their lock."""
+    lock = _torch.compile_lock()
+    if not lock._is_owned():
+        lock._at_fork_reinit()
+    flights.clear()
+    returned.clear()

@@ -1,0 +1,157 @@
+"""The records of what is patched: each knows how to put itself in, and how to bring the original back.
+
+A record is made (and probes what it relies on) before anything is changed; making one changes nothing.
+``apply`` and ``revert`` are called by the installer alone, under its lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from . import _rewrite
+
+_MISSING = object()
+
+
+class Patch(Protocol):
+    """One reversible change of the host."""
+
+    def apply(self) -> None:
+        """Puts the replacement in."""
+
+    def revert(self) -> str | None:
+        """Brings the original back, or says (as a phrase) what somebody else has put there meanwhile."""
+
+
+class CodePatch:
+    """Exchanges the ``__code__`` of a function in place: every reference to the function follows."""
+
+    def __init__(self, function: types.FunctionType, code: types.CodeType) -> None:
+        self.function, self.code, self.original = function, code, function.__code__
+
+    def apply(self) -> None:
+        self.function.__code__ = self.code
+
+    def revert(self) -> str | None:
+        if self.function.__code__ is not self.code:
+            return f"the code of {self.function.__module__}.{self.function.__qualname__}"
+        self.function.__code__ = self.original
+        return None
+
+
+class AttributePatch:
+    """Replaces an attribute of a module or class."""
+
+    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+        self.owner, self.name, self.replacement = owner, name, replacement
+        self.original = vars(owner).get(name, _MISSING)
+
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.replacement)
+
+    def revert(self) -> str | None:
+        if vars(self.owner).get(self.name, _MISSING) is not self.replacement:
+            return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
+        if self.original is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.original)
+        return None
+
+
+class GlobalsPatch:
+    """Makes global variables of a module per-thread; the functions that use them are patched with :class:`CodePatch`.
+
+    The variables leave the module's dictionary, and a module ``__getattr__`` answers for them, so that
+    ``module.x`` and ``from module import x`` elsewhere read the calling thread's value.
+
+    Args:
+        module: the module that owns the variables.
+        names: the variables; those that the module does not have are left out.
+        local: a ``threading.local`` whose attributes of the same names hold the values.
+    """
+
+    def __init__(self, module: types.ModuleType, names: Iterable[str], local: Any) -> None:
+        self.module, self.local = module, local
+        self.names = tuple(name for name in names if name in vars(module))
+        self.originals: dict[str, Any] = {}
+        self.getattr = AttributePatch(module, "__getattr__", self._module_getattr())
+
+    def _module_getattr(self) -> Any:
+        names, local = frozenset(self.names), self.local
+        inherited = vars(self.module).get("__getattr__")
+        module_name = self.module.__name__
+
+        def __getattr__(name: str) -> Any:  # noqa: N807 - PEP 562
+            if name in names:
+                return getattr(local, name)
+            if inherited is not None:
+                return inherited(name)
+            msg = f"module {module_name!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+
+        return __getattr__
+
+    def apply(self) -> None:
+        space = vars(self.module)
+        space[_rewrite.LOCAL] = self.local
+        self.getattr.apply()
+        for name in self.names:
+            self.originals[name] = space.pop(name)
+
+    def revert(self) -> str | None:
+        space = vars(self.module)
+        foreign = [n for n in self.names if space.setdefault(n, self.originals[n]) is not self.originals[n]]
+        problem = self.getattr.revert()
+        if problem is None:
+            space.pop(_rewrite.LOCAL, None)
+        elif foreign:
+            problem = f"{self.module.__name__}.{foreign[0]}"
+        return problem
+
+
+class EntryPatch:
+    """Replaces one entry of a dictionary or list-like container, for example a cell's content."""
+
+    def __init__(self, container: Any, key: Any, replacement: Any) -> None:
+        self.container, self.key, self.replacement = container, key, replacement
+        self.original = container[key]
+
+    def apply(self) -> None:
+        self.container[self.key] = self.replacement
+
+    def revert(self) -> str | None:
+        if self.container[self.key] is not self.replacement:
+            return f"entry {self.key!r}"
+        self.container[self.key] = self.original
+        return None
+
+
+def thread_local_globals(
+    module: types.ModuleType, names: Iterable[str], local: Any
+) -> list[Patch]:
+    """Returns the patches that make the global ``names`` of ``module`` per-thread, or none if it has none of them.
+
+    Raises:
+        RewriteError: a function that uses them can't be recompiled.
+    """
+    present = [name for name in names if name in vars(module)]
+    if not present:
+        return []
+    users = _rewrite.users_of_globals(module, present)
+    return [GlobalsPatch(module, present, local), *(CodePatch(f, code) for f, code in users)]
+
+
+def names_bound_to(original: Any, *, but_not_in: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns (module, name) of each global variable in the process that is ``original`` itself."""
+    skipped = set(but_not_in)
+    return [
+        (module_name, name)
+        for module_name, module in list(sys.modules.items())
+        if module_name not in skipped and isinstance(module, types.ModuleType)
+        for name, value in list(vars(module).items())
+        if value is original
+    ]

@@ -1,0 +1,88 @@
+"""An exception handler in torch's own wrapper, so that a call can be made again after somebody else compiled.
+
+``torch.compile(fn)`` returns a function whose body is ``compile_wrapper`` in ``_TorchDynamoContext.__call__``. Its
+code is recompiled from torch's source with one change::
+
+    result = fn(*args, **kwargs)
+
+becomes ::
+
+    while True:
+        try:
+            result = fn(*args, **kwargs)
+            break
+        except __safecompile_Retry__:
+            __safecompile_retried__ = True
+            _maybe_set_eval_frame(_callback_from_stance(callback))
+
+On Python 3.11 and later a ``try`` costs nothing until something is raised, and ``while True`` has no test: a warm
+call runs the same instructions as before but for one or two (measured in ``benchmarks``). It adds no frame.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+from types import CodeType, FunctionType, ModuleType
+
+from . import _miss, _rewrite, _torch
+from ._patches import AttributePatch, CodePatch, Patch
+
+EXCEPTION = "__safecompile_Retry__"
+
+
+class _AddHandler(ast.NodeTransformer):
+    """Makes the change that the module describes, in the ``try`` that handles torch's ShortenTraceback."""
+
+    def __init__(self) -> None:
+        self.changed = 0
+        self.set_frame: ast.stmt | None = None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if "_maybe_set_eval_frame(_callback_from_stance(callback))" in ast.unparse(node):
+            self.set_frame = node
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        self.generic_visit(node)
+        kinds = {ast.unparse(h.type) for h in node.handlers if h.type is not None}
+        if "ShortenTraceback" in kinds and self.set_frame is not None:
+            call = node.body[0]
+            if ast.unparse(call).endswith("fn(*args, **kwargs)"):
+                self.changed += 1
+                node.body[0] = self._calling_again(call)
+        return node
+
+    def _calling_again(self, call: ast.stmt) -> ast.stmt:
+        assert self.set_frame is not None
+        retried = ast.Assign([ast.Name(_miss.RETRIED, ast.Store())], ast.Constant(True))
+        handler = ast.ExceptHandler(
+            ast.Name(EXCEPTION, ast.Load()), None, [retried, copy.deepcopy(self.set_frame)]
+        )
+        body = [call] if isinstance(call, ast.Return) else [call, ast.Break()]
+        again = ast.While(ast.Constant(True), [ast.Try(body, [handler], [], [])], [])
+        for part in ast.walk(again):
+            ast.copy_location(part, part if hasattr(part, "lineno") else call)
+        return ast.copy_location(again, call)
+
+
+def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
+    """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing but :data:`_miss.retrying_codes`.
+
+    Wrappers that exist already are patched too.
+    """
+    call = module._TorchDynamoContext.__call__
+    change = _AddHandler()
+    code = _rewrite.recompiled(call, change.visit)
+    if change.changed != 1:
+        msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
+        raise LookupError(msg)
+    old, new = _torch.wrapper_code(call.__code__), _torch.wrapper_code(code)
+    _miss.retrying_codes = frozenset({new})
+    existing = [CodePatch(one, new) for one in _functions_with(old)]
+    return [AttributePatch(module, EXCEPTION, _miss.Retry), CodePatch(call, code), *existing]
+
+
+def _functions_with(code: CodeType) -> list[FunctionType]:
+    return [one for one in gc.get_referrers(code) if type(one) is FunctionType and one.__code__ is code]

@@ -1,0 +1,212 @@
+"""Recompiles a function of another library from its own source, with a small change, in place.
+
+Two changes are made in this way: a module's global variables become per-thread ones, and an exception
+handler is added to a function. In place means that only ``__code__`` is exchanged: the function object
+stays the same, so closures, ``from`` imports and tables keyed by it follow, and no call costs a frame more.
+
+The proof that the change is made to the right text: before anything is exchanged, the *unchanged* source is
+compiled, and the result must equal the code object that is there. If it does not, :class:`RewriteError`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+#: The name under which a rewritten module finds its per-thread values.
+LOCAL = "__safecompile_local__"
+
+
+class RewriteError(Exception):
+    """The function is not what its source says, or the source lacks what was to be changed."""
+
+
+def recompiled(
+    function: types.FunctionType, change: Callable[[ast.AST], ast.AST]
+) -> types.CodeType:
+    """Returns the code object of ``function`` after ``change`` was applied to its syntax tree.
+
+    Args:
+        function: a Python function without free variables, whose source file is readable.
+        change: receives the ``ast.FunctionDef`` and returns the changed one.
+
+    Raises:
+        RewriteError: no source, or the source does not compile to the present code object.
+
+    Thread safety: reads only; may run at any time in any thread.
+    """
+    code = function.__code__
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError) as error:
+        msg = f"the source of {function.__qualname__} can't be read"
+        raise RewriteError(msg) from error
+    # An enclosing block keeps every column as it is in the file; a class keeps the mangling of private names.
+    owner = code.co_qualname.rpartition(".")[0] if hasattr(code, "co_qualname") else ""
+    indented = lines[0][:1].isspace()
+    header = (f"class {owner.rpartition('.')[2] or 'C'}:\n" if indented else "if 1:\n") if indented else ""
+    # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions.
+    preamble = f"import {', '.join(names)}\n" if (names := _imported_names(code.co_filename)) else ""
+    text = preamble + header + "".join(lines)
+    offset = first - 1 - (preamble + header).count("\n")
+
+    def build(edit: Callable[[ast.AST], ast.AST] | None) -> types.CodeType:
+        tree = ast.parse(text)
+        if edit is not None:
+            body = tree.body[-1].body if header else tree.body  # type: ignore[attr-defined]
+            body[-1] = edit(body[-1])
+            ast.fix_missing_locations(tree)
+        ast.increment_lineno(tree, offset)
+        flags = code.co_flags & _FUTURE_FLAGS
+        module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
+        return _named_like(_find(module, code.co_name), code)
+
+    if build(None) != code:
+        msg = f"the source of {function.__qualname__} in {code.co_filename} is not what is running"
+        raise RewriteError(msg)
+    return build(change)
+
+
+@functools.lru_cache(maxsize=None)
+def _imported_names(filename: str) -> tuple[str, ...]:
+    """Returns the names that the module in ``filename`` imports outside its functions and classes."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse("".join(linecache.getlines(filename)))]
+    while pending:
+        for child in ast.iter_child_nodes(pending.pop()):
+            if isinstance(child, (ast.Import, ast.ImportFrom)):
+                found.update(a.asname or a.name.partition(".")[0] for a in child.names)
+            elif isinstance(child, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
+                pending.append(child)
+    return tuple(sorted(found - {"*"}))
+
+
+_FUTURE_FLAGS = __import__("__future__").annotations.compiler_flag
+
+
+def _find(code: types.CodeType, name: str) -> types.CodeType:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_name == name:
+                return constant
+            try:
+                return _find(constant, name)
+            except RewriteError:
+                continue
+    msg = f"no function {name} in the source"
+    raise RewriteError(msg)
+
+
+def _named_like(code: types.CodeType, model: types.CodeType) -> types.CodeType:
+    """Gives ``code`` and what is nested in it the qualified names that ``model`` has (Python 3.11+)."""
+    if not hasattr(code, "co_qualname"):
+        return code
+    prefix, wanted = code.co_qualname, model.co_qualname
+
+    def renamed(inner: types.CodeType) -> types.CodeType:
+        constants = tuple(
+            renamed(c) if isinstance(c, types.CodeType) else c for c in inner.co_consts
+        )
+        name = inner.co_qualname
+        if name == prefix or name.startswith(prefix + "."):
+            name = wanted + name[len(prefix) :]
+        return inner.replace(co_consts=constants, co_qualname=name)
+
+    return renamed(code)
+
+
+class ThreadLocalNames(ast.NodeTransformer):
+    """Turns the global variable ``x`` into ``__safecompile_local__.x``.
+
+    With ``attributes=True`` it turns the attribute ``module.x`` into ``module.__safecompile_local__.x`` instead:
+    for functions that reach into the module from outside.
+    """
+
+    def __init__(self, names: Iterable[str], *, attributes: bool = False) -> None:
+        self.names, self.attributes, self.changed = frozenset(names), attributes, False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        declared = {n for s in ast.walk(node) if isinstance(s, ast.Global) for n in s.names}
+        bound = {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                bound.add(inner.id)
+            elif isinstance(inner, ast.ImportFrom):
+                bound.update(alias.asname or alias.name for alias in inner.names)
+        saved, self.names = self.names, self.names - (bound - declared)
+        self.generic_visit(node)
+        self.names = saved
+        return node
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        left = [name for name in node.names if name not in self.names]
+        return ast.copy_location(ast.Global(left) if left else ast.Pass(), node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if self.attributes or node.id not in self.names:
+            return node
+        self.changed = True
+        local = ast.copy_location(ast.Name(LOCAL, ast.Load()), node)
+        return ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if self.attributes and node.attr in self.names:
+            self.changed = True
+            node.value = ast.copy_location(ast.Attribute(node.value, LOCAL, ast.Load()), node)
+        return node
+
+
+def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """Yields each function defined in ``module``, methods and the bodies of decorated ones included."""
+    seen: set[int] = set()
+    spaces: list[dict[str, Any]] = [vars(module)]
+    spaces += [
+        dict(vars(value))
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    for space in spaces:
+        for value in list(space.values()):
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            while function is not None:
+                if (
+                    type(function) is types.FunctionType
+                    and function.__globals__ is vars(module)
+                    and id(function) not in seen
+                ):
+                    seen.add(id(function))
+                    yield function
+                function = getattr(function, "__dict__", {}).get("__wrapped__")
+
+
+def users_of_globals(
+    module: types.ModuleType, names: Iterable[str]
+) -> list[tuple[types.FunctionType, types.CodeType]]:
+    """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
+
+    Raises:
+        RewriteError: see :func:`recompiled`; nothing was changed.
+
+    Thread safety: reads only; may run at any time in any thread.
+    """
+    found = []
+    for function in functions_of(module):
+        if not _mentions(function.__code__, names):
+            continue
+        transformer = ThreadLocalNames(names)
+        code = recompiled(function, transformer.visit)
+        if transformer.changed:
+            found.append((function, code))
+    return found
+
+
+def _mentions(code: types.CodeType, names: Iterable[str]) -> bool:
+    return any(name in code.co_names for name in names) or any(
+        _mentions(c, names) for c in code.co_consts if isinstance(c, types.CodeType)
+    )

@@ -1,0 +1,239 @@
+"""The only file that names torch's private parts. It looks things up and tells; it patches nothing.
+
+Every fact was run on torch 2.7.1, 2.9.1, 2.11.0, 2.13.0, 2.14.1 and 2.15.0. A fact that ends with a release
+says so in the form ``Drop when min torch > x``. Imports of torch are inside the functions: this module may be
+imported before torch, and it never imports ``torch._dynamo`` by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+EVAL_FRAME = "torch._dynamo.eval_frame"
+GUARDS = "torch._dynamo.guards"
+DYNAMO_UTILS = "torch._dynamo.utils"
+SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
+TRACEBACK = "torch.fx.traceback"
+PROXY_TENSOR = "torch.fx.experimental.proxy_tensor"
+LAZY_GRAPH_MODULE = "torch.fx._lazy_graph_module"
+HOP_UTILS = "torch._higher_order_ops.utils"
+HOP_FLEX = "torch._higher_order_ops.flex_attention"
+FLEX = "torch.nn.attention.flex_attention"
+AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
+COMPILER = "torch.compiler"
+EXPORT_UTILS = "torch._export.utils"
+PYTHON_DISPATCH = "torch.utils._python_dispatch"
+
+#: Process-wide variables that FX tracing sets and puts back, by the module that owns them. A trace of one
+#: thread is seen by all others, and two traces that overlap leave them wrong for good (pytorch#126024, #189884).
+#: torch 2.14+ made the first one thread-local by itself (pytorch#168999): it is then not in the module.
+FX_GLOBALS: dict[str, tuple[str, ...]] = {
+    SYMBOLIC_TRACE: ("_is_fx_tracing_flag", "CURRENT_PATCHER"),
+    PROXY_TENSOR: ("_CURRENT_MAKE_FX_TRACER", "CURRENT_DECOMPOSITION_TABLE"),
+    LAZY_GRAPH_MODULE: ("_use_lazy_graph_module_flag",),
+    TRACEBACK: (
+        "current_meta",
+        "should_preserve_node_meta",
+        "_should_preserve_node_meta",
+        "current_replay_node",
+    ),
+}
+
+
+def loaded(name: str) -> ModuleType | None:
+    """Returns the module if it is imported and complete, else None."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module
+
+
+def version() -> str:
+    """Returns the version of the torch that is imported, else an empty string."""
+    return str(getattr(loaded("torch"), "__version__", ""))
+
+
+def compile_lock() -> Any:
+    """Returns Dynamo's own reentrant lock; looked up by name at each use, as torch does."""
+    return sys.modules[CONVERT_FRAME].compile_lock  # type: ignore[attr-defined]
+
+
+def cache_entries(code: CodeType) -> list[Any]:
+    """Returns the compiled versions of ``code`` that torch knows, the most recently used first."""
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return list(_debug_get_cache_entry_list(code))
+
+
+def backend_of(callback: Any) -> Any:
+    """Returns what torch's look-up compares a cache entry with: the innermost of the wrapped backends."""
+    # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
+    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
+        if hasattr(callback, name):
+            while hasattr(callback, name):
+                callback = getattr(callback, name)
+            return callback
+    return callback
+
+
+def region() -> int:
+    """Returns the identity of the ``isolate_recompiles`` region of this call, -1 for none."""
+    # torch 2.13+: entries of one region are invisible to the others. Older: no regions.
+    from torch._C._dynamo import eval_frame
+
+    current = getattr(eval_frame, "get_eval_frame_isolate_recompiles_id", None)
+    return -1 if current is None else int(current())
+
+
+def is_skipped(frame: Any) -> bool:
+    """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
+    rules = sys.modules["torch._dynamo.trace_rules"]
+    return bool(rules.check(frame.f_code))  # type: ignore[attr-defined]
+
+
+def in_backward() -> bool:
+    """Tells whether autograd is running a backward on this thread (its worker threads included)."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
+def served_again(entry: Any) -> Any:
+    """Returns what a callback must return so that torch runs the compiled code of ``entry`` once more."""
+    types = sys.modules["torch._dynamo.types"]
+    return types.wrap_guarded_code(  # type: ignore[attr-defined]
+        types.GuardedCode(  # type: ignore[attr-defined]
+            entry.code, entry.guard_manager, entry.compile_id, entry.trace_annotation
+        )
+    )
+
+
+def module_call_codes() -> frozenset[CodeType]:
+    """Returns the code of the frames that ``nn.Module.__call__`` puts around ``forward``."""
+    from torch.nn import Module
+
+    return frozenset({Module._wrapped_call_impl.__code__, Module._call_impl.__code__})
+
+
+def has_hooks(module: Any) -> bool:
+    """Tells whether a call of ``module`` runs code of the user's before ``forward`` does."""
+    import torch.nn.modules.module as m
+
+    # torch 2.7 has no _has_any_global_hook: the four dictionaries are there in every release.
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or m._global_backward_hooks
+        or m._global_backward_pre_hooks
+        or m._global_forward_hooks
+        or m._global_forward_pre_hooks
+    )
+
+
+def is_frame_around_a_call(frame: FrameType) -> bool:
+    """Tells whether ``frame`` is one that torch puts between its wrapper and the function, and that does nothing else.
+
+    A stance puts one of the wrapper's file before the callback; the patched callback is one; a ``GraphModule``
+    puts two around its ``forward``.
+    """
+    code = frame.f_code
+    if code.co_filename == sys.modules[EVAL_FRAME].__file__:
+        return code.co_name != "compile_wrapper"
+    return code.co_name == "_patched_callback" or (
+        code.co_name in ("call_wrapped", "__call__")
+        and code.co_filename == getattr(loaded("torch.fx.graph_module"), "__file__", None)
+    )
+
+
+def traces_here() -> bool:
+    """Tells whether this thread is inside an FX trace or holds the compile lock."""
+    if loaded(CONVERT_FRAME) and compile_lock()._is_owned():
+        return True
+    module = loaded(SYMBOLIC_TRACE)
+    code = _trace_code(module)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def another_thread_traces() -> bool:
+    """Tells whether another thread is inside an FX trace, by its stack."""
+    code, me = _trace_code(loaded(SYMBOLIC_TRACE)), threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = None if ident == me else top
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _trace_code(module: ModuleType | None) -> CodeType | None:
+    if module is None:
+        return None
+    trace = module.Tracer.trace
+    return getattr(trace, "__wrapped__", trace).__code__  # type: ignore[no-any-return]
+
+
+def first_parameter_device(module: Any) -> Any:
+    """Returns the device of the first parameter of ``module``, or None."""
+    parameter = next(module.parameters(), None)
+    return None if parameter is None else parameter.device
+
+
+def current_device() -> str:
+    """Returns the name of the current accelerator device of this thread, or ``"cpu"``; starts no accelerator."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cpu"
+
+
+def autograd_multithreading() -> bool:
+    """Tells whether a backward pass of this thread may use autograd's worker threads."""
+    import torch
+
+    return bool(torch._C._is_multithreading_enabled())
+
+
+def set_autograd_multithreading(enabled: bool) -> None:
+    """Lets the backward passes of this thread use autograd's worker threads, or not.
+
+    Dynamo calls ``torch.autograd.grad`` on fake tensors when it traces ``flex_attention`` (2.11, H200): with worker
+    threads on, the trace waits for a worker, which may wait for the compile lock that the trace holds.
+    """
+    import torch
+
+    torch._C._set_multithreading_enabled(enabled)
+
+
+def autograd_on_this_thread() -> Any:
+    """Returns a context manager that keeps backward passes off autograd's worker threads."""
+    import torch
+
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
+    """Returns the decision to leave a function alone, with the note that torch makes of it for this thread."""
+    # torch 2.12+ collects the reasons for its fullgraph error per thread; older releases have no such method.
+    handle = getattr(callback, "_handle_skip", None)
+    return result if handle is None else handle(result, frame)
+
+
+def wrapper_code(context_call: CodeType) -> CodeType:
+    """Returns the code of the function that ``_TorchDynamoContext.__call__`` makes around a compiled one."""
+    # torch 2.7 calls it _fn, later releases compile_wrapper. Drop the first name when min torch > 2.7.
+    for constant in context_call.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name in ("compile_wrapper", "_fn"):
+            return constant
+    msg = "a compile_wrapper in _TorchDynamoContext.__call__"
+    raise LookupError(msg)
+
