@@ -22,6 +22,7 @@ it counts in no limit and dies with the first.
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import threading
@@ -90,8 +91,10 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     Thread safety: called by torch in the thread that missed, without any lock.
     """
     lock = _torch.compile_lock()
-    if lock._is_owned() or _torch.is_skipped(frame):
+    if _torch.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
+    if lock._is_owned():
+        return _nested(original, callback, frame, cache_entry, frame_state)
     call = _Call(original, callback, frame, cache_entry, frame_state)
     backward, multithreading = _torch.in_backward(), _torch.autograd_multithreading()
     flight: Flight | None = None
@@ -199,6 +202,17 @@ class _Call:
             return False
         _events.warn_of_wait(self.code, self.device, waited, holder)
         return True
+
+
+def _nested(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+    """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
+    # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which then
+    # raises "No toplevel event active". Drop when min torch > 2.7.
+    kept = {name: copy.copy(value) for name, value in _torch.compile_events().items()}
+    try:
+        return original(callback, frame, cache_entry, frame_state)
+    finally:
+        _torch.compile_events().update(kept)
 
 
 def find(callback: Any, frame: Any) -> Any:

@@ -221,6 +221,12 @@ def autograd_on_this_thread() -> Any:
     return torch.autograd.set_multithreading_enabled(False)
 
 
+def compile_events() -> Any:
+    """Returns the per-thread record of compile events that are in progress, as a dictionary of lists and sets."""
+    utils = sys.modules[DYNAMO_UTILS]
+    return vars(utils.get_chromium_event_logger().tls)  # type: ignore[attr-defined]
+
+
 def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
     """Returns the decision to leave a function alone, with the note that torch makes of it for this thread."""
     # torch 2.12+ collects the reasons for its fullgraph error per thread; older releases have no such method.
