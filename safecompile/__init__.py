@@ -23,9 +23,11 @@ everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# The package must cost next to nothing where it is only passed through: no import of typing, which takes longest.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._api import safe_compile
     from ._errors import (
         HostMismatchError,
@@ -54,7 +56,6 @@ _HOMES = {"safe_compile": "_api", "install": "_install", "uninstall": "_install"
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that the package costs a few milliseconds where it is only passed through.
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from typing_extensions import ParamSpec
 
 from . import _install
 
+if TYPE_CHECKING:
+    from torch import nn
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_M = TypeVar("_M", bound="nn.Module")
 
 
+# A module first: what comes back has the attributes that went in.
 @overload
-def safe_compile(model: Callable[_P, _R], **kwargs: Any) -> Callable[_P, _R]: ...
+def safe_compile(
+    model: _M,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    **kwargs: Any,
+) -> _M: ...
 @overload
-def safe_compile(model: None = None, **kwargs: Any) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def safe_compile(
+    model: Callable[_P, _R],
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    **kwargs: Any,
+) -> Callable[_P, _R]: ...
+@overload
+def safe_compile(
+    model: None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    **kwargs: Any,
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 
 
 def safe_compile(*args: Any, **kwargs: Any) -> Any:
@@ -52,3 +99,16 @@ def safe_compile(*args: Any, **kwargs: Any) -> Any:
     if not _install.is_installed() and not _install.is_inside_a_trace():
         _install.install()
     return torch.compile(*args, **kwargs)
+
+
+class _SignatureOfTorch(inspect.Signature):
+    """The signature of the installed ``torch.compile``, which is imported only when somebody looks."""
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:  # type: ignore[override]
+        import torch
+
+        return inspect.signature(torch.compile).parameters
+
+
+safe_compile.__signature__ = _SignatureOfTorch()  # type: ignore[attr-defined]

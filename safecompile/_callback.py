@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import _miss, _torch
-from ._patches import AttributePatch, Patch
+from ._patches import AttributePatch, MembersPatch, Patch
+
+
+def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
+    """Returns the patch that makes Dynamo leave the library's own frames alone; changes nothing.
+
+    Not those of ``safe_compile`` itself: called inside a compiled region, it is inlined as torch.compile is.
+    """
+    here = Path(__file__).parent
+    inlined = {"__init__.py", "_api.py", "_install.py"}
+    return [MembersPatch(module.FORCE_SKIP_FILES, (str(f) for f in here.glob("*.py") if f.name not in inlined))]
 
 
 def patches_of_convert_frame(module: ModuleType) -> list[Patch]:

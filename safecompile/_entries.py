@@ -30,7 +30,7 @@ def fits(guard_manager: Any, f_locals: Any) -> bool:
     """Tells whether the guards hold for these arguments in this thread. A guard that raises does not."""
     try:
         return bool(guard_manager.check(f_locals))
-    except Exception:
+    except Exception:  # noqa: BLE001 - torch's own look-up has raised it to the user already, or will
         return False
 
 
@@ -90,7 +90,7 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
         copies_of = getattr(shared, "__dict__", {}).get("_safecompile_copies_of")
         result = original(self, *args, **kwargs)
         code = copies_of() if copies_of is not None else None
-        if code is not None and shared.extra_state is not None:
+        if code is not None and shared is not None and shared.extra_state is not None:
             for entry in _torch.cache_entries(code):
                 if entry.guard_manager is shared:
                     shared.extra_state.invalidate(entry, self.guard_manager)

@@ -17,14 +17,13 @@ from ._patches import CodePatch, Patch, thread_local_globals
 
 def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
-    flag = _torch.FX_GLOBALS[_torch.SYMBOLIC_TRACE][0]
     body = module._set_compilation_env.__wrapped__
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
-    change = _rewrite.ThreadLocalNames([flag], attributes=True)
+    change = _rewrite.ThreadLocalNames([_torch.FX_FLAG], attributes=True)
     code = _rewrite.recompiled(body, change.visit)
     return [CodePatch(body, code)] if change.changed else []
 
 
 def patches_of_hop_flex(module: ModuleType) -> list[Patch]:
     """Returns the patch for the metadata that this module imports by name (torch 2.13+); changes nothing."""
-    return thread_local_globals(module, ["current_meta"], _fx.local)
+    return thread_local_globals(module, (), _fx.local, optional=["current_meta"])

@@ -12,40 +12,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _torch
 from ._errors import HostMismatchError, InstallError, SafeCompileWarning
-from ._patches import Patch
+from ._families import Family, Part, all_families
+from ._patches import AttributePatch, Patch
 from ._rewrite import RewriteError
-
-Build = Callable[[ModuleType], "list[Patch]"]
-
-
-class Part(NamedTuple):
-    """What is patched when one module of torch is imported."""
-
-    module: str
-    build: Build
-
-
-class Family:
-    """Patches that are good only together. ``required``: without them nothing is installed."""
-
-    def __init__(self, name: str, parts: list[Part], *, required: bool = False) -> None:
-        self.name, self.parts, self.required = name, parts, required
-        self.applied: list[tuple[str, list[Patch]]] = []
-        self.problem: str | None = None
-
-    def state(self) -> str:
-        """Returns ``"on"``, ``"waiting"`` (for an import of torch's) or ``"off: <why>"``."""
-        if self.problem is not None:
-            return f"off: {self.problem}"
-        return "on" if len(self.applied) == len(self.parts) else "waiting"
-
 
 _families: list[Family] = []
 _hooked: set[tuple[str, str]] = set()
@@ -87,7 +63,8 @@ def state() -> dict[str, str]:
     """
     if not _installed:
         return {family.name: "off: not installed" for family in _families}
-    return {family.name: family.state() for family in _families}
+    off = f"off: the '{_mismatch.family}' patches do not fit this torch" if _mismatch else None
+    return {one.name: one.state() if one.problem or off is None else off for one in _families}
 
 
 def install(*, timeout_s: float = 10.0) -> None:
@@ -114,7 +91,7 @@ def install(*, timeout_s: float = 10.0) -> None:
     with _quiet("install", timeout_s):
         if _installed:
             return
-        _families[:] = _all_families()
+        _families[:] = all_families()
         _mismatch = None
         _installed = True
         try:
@@ -170,51 +147,21 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
         )
 
     if not _installing.acquire(timeout=max(0.0, timeout_s)):
-        raise give_up("installing or uninstalling")
+        raise give_up("installing or uninstalling")  # noqa: EM101
     try:
         lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
         if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise give_up("compiling")
+            raise give_up("compiling")  # noqa: EM101
         try:
             while _torch.another_thread_traces():
                 if time.monotonic() > deadline:
-                    raise give_up("tracing")
+                    raise give_up("tracing")  # noqa: EM101
                 time.sleep(0.005)
             yield
         finally:
             lock.release()
     finally:
         _installing.release()
-
-
-def _all_families() -> list[Family]:
-    from . import _entries, _flex, _fx, _lazy_backward, _retry, _callback
-
-    return [
-        Family(
-            "miss",
-            [
-                Part(_torch.EVAL_FRAME, _retry.patches_of_eval_frame),
-                Part(_torch.CONVERT_FRAME, _callback.patches_of_convert_frame),
-                Part(_torch.CONVERT_FRAME, _entries.patches_of_convert_frame),
-                Part(_torch.GUARDS, _entries.patches_of_guards),
-            ],
-            required=True,
-        ),
-        Family(
-            "fx",
-            [
-                Part(_torch.SYMBOLIC_TRACE, _fx.patches_of_symbolic_trace),
-                Part(_torch.TRACEBACK, _fx.patches_of_globals),
-                Part(_torch.PROXY_TENSOR, _fx.patches_of_globals),
-                Part(_torch.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
-                Part(_torch.HOP_UTILS, _flex.patches_of_hop_utils),
-            ],
-            required=True,
-        ),
-        Family("flex", [Part(_torch.HOP_FLEX, _flex.patches_of_hop_flex)]),
-        Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),
-    ]
 
 
 def _when_imported(family: str, part: Part) -> None:
@@ -278,8 +225,6 @@ def _take_out(family: Family, what: str) -> None:
 
 def _refuse_to_compile(family: Family, convert_frame: ModuleType) -> None:
     """Makes the first compile raise, instead of running unprotected without a word."""
-    from ._patches import AttributePatch
-
     error = _mismatch
 
     def _patched_callback(*_: Any, **__: Any) -> Any:
@@ -319,8 +264,8 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _fx, _miss
+        from . import _miss, _slots
 
-        _fx.after_fork_in_child()
+        _slots.after_fork_in_child()
         if _torch.loaded(_torch.CONVERT_FRAME):
             _miss.after_fork_in_child()

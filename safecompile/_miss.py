@@ -27,22 +27,15 @@ import re
 import sys
 import threading
 import weakref
-from time import monotonic
-from types import CodeType, FrameType
+from time import monotonic, sleep
+from types import CodeType
 from typing import Any
 
-from . import _entries, _events, _torch
+from . import _entries, _events, _frames, _torch
 
 
 class Retry(BaseException):
     """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
-
-
-#: The name of the local variable by which torch's wrapper says that it has called again already.
-RETRIED = "__safecompile_retried__"
-
-#: The code objects of torch's wrapper that catch Retry. Replaced as a whole by _retry.
-retrying_codes: frozenset[CodeType] = frozenset()
 
 
 class Flight:
@@ -66,9 +59,11 @@ class Flight:
     def is_abandoned(self) -> bool:
         """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
         frame = sys._current_frames().get(self.leader)
-        while frame is not None and frame.f_code is not on_miss.__code__:
+        while frame is not None:
+            if frame.f_code is on_miss.__code__ and frame.f_locals.get("flight") is self:
+                return False
             frame = frame.f_back
-        return frame is None
+        return True
 
 
 #: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.
@@ -93,30 +88,31 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     lock = _torch.compile_lock()
     if _torch.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
-    if lock._is_owned():
-        return _nested(original, callback, frame, cache_entry, frame_state)
     call = _Call(original, callback, frame, cache_entry, frame_state)
+    if lock._is_owned():
+        return call.inside_a_compile()
     backward, multithreading = _torch.in_backward(), _torch.autograd_multithreading()
     flight: Flight | None = None
     try:
-        while True:
-            call.entry = find(callback, frame)
-            if call.entry is not None:
-                break
-            if backward:
-                call.compile(lock, None)
-                break
-            flight = Flight((id(call.code), call.device), call.code)
-            other = flights.setdefault(flight.key, flight)
-            if other is flight:
-                call.compile(lock, flight)
-                break
-            call.wait_for(other)
-            if other.skip is not None:
-                call.result, call.outcome = _torch.skipped_again(callback, other.skip, frame), "skipped"
-                break
+        try:
+            while True:
+                call.entry = find(callback, frame)
+                if call.entry is not None:
+                    break
+                flight = Flight((id(call.code), call.device), call.code)
+                other = flight if backward else flights.setdefault(flight.key, flight)
+                # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
+                if other.leader == flight.leader:
+                    call.compile(lock, flight)
+                    break
+                call.wait_for(other)
+                if other.skip is not None:
+                    call.result, call.outcome = _torch.skipped_again(callback, other.skip, frame), "skipped"
+                    break
+        finally:
+            call.settle(lock, flight, multithreading)
     finally:
-        call.settle(lock, flight, multithreading)
+        call.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
         _events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
     return call.result if call.entry is None else call.reuse()
 
@@ -128,7 +124,7 @@ class _Call:
         self.original, self.callback, self.frame = original, callback, frame
         self.cache_entry, self.frame_state = cache_entry, frame_state
         self.code: CodeType = frame.f_code
-        self.device = device_of(frame)
+        self.device = _frames.device_of(frame)
         self.entry: Any = None
         self.result: Any = None
         self.role, self.outcome = "follower", "failed"
@@ -144,7 +140,21 @@ class _Call:
             warned = warned or self._warn(began, flight.leader)
         self.waited_s += monotonic() - began
 
-    def compile(self, lock: Any, flight: Flight | None) -> None:
+    def inside_a_compile(self) -> Any:
+        """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
+        self.entry, self.role = find(self.callback, self.frame), "leader"
+        if self.entry is not None:
+            return self.reuse()
+        # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which
+        # then raises "No toplevel event active". Drop when min torch > 2.7.
+        kept = {name: copy.copy(value) for name, value in _torch.compile_events().items()}
+        try:
+            self._trace(None)
+        finally:
+            _torch.compile_events().update(kept)
+        return self.result
+
+    def compile(self, lock: Any, flight: Flight) -> None:
         """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
         self.role = "leader"
         began, warned = monotonic(), False
@@ -164,6 +174,7 @@ class _Call:
         # torch 2.7-2.12 counts the entries from the head that it is handed, which is stale after a wait.
         entries = _torch.cache_entries(self.code) if self.waited_s > 0.0 else []
         head = entries[0] if entries else self.cache_entry
+        self.outcome = "failed"
         _torch.set_autograd_multithreading(False)
         self.result = self.original(self.callback, self.frame, head, self.frame_state)
         self.compiled_s = monotonic() - began
@@ -182,7 +193,7 @@ class _Call:
         """Leaves everything as it was, whatever happened; a second time does nothing."""
         if lock._is_owned():
             lock.release()
-        if flight is not None and flights.get(flight.key) is flight:
+        if flight is not None:
             flight.close()
         _torch.set_autograd_multithreading(multithreading)
         if self.entry is not None:
@@ -190,11 +201,19 @@ class _Call:
 
     def reuse(self) -> Any:
         """Uses what another thread has compiled."""
-        wrapper = wrapper_above(sys._getframe(2))
-        if wrapper is not None and RETRIED not in wrapper.f_locals:
+        wrapper = _frames.wrapper_above(sys._getframe(1))
+        if wrapper is not None and _frames.RETRIED not in wrapper.f_locals and self._is_published():
             raise Retry
         _entries.mark_copies(self.entry.guard_manager, self.code)
         return _torch.served_again(self.entry)
+
+    def _is_published(self) -> bool:
+        """Tells whether torch has the entry in its list; gives the leader a moment to get there."""
+        for _ in range(0 if _torch.compile_lock()._is_owned() else 20):
+            if self.entry.guard_manager.cache_entry is not None:
+                return True
+            sleep(0.001)
+        return self.entry.guard_manager.cache_entry is not None
 
     def _warn(self, began: float, holder: int | None) -> bool:
         waited = monotonic() - began
@@ -202,17 +221,6 @@ class _Call:
             return False
         _events.warn_of_wait(self.code, self.device, waited, holder)
         return True
-
-
-def _nested(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-    """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
-    # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which then
-    # raises "No toplevel event active". Drop when min torch > 2.7.
-    kept = {name: copy.copy(value) for name, value in _torch.compile_events().items()}
-    try:
-        return original(callback, frame, cache_entry, frame_state)
-    finally:
-        _torch.compile_events().update(kept)
 
 
 def find(callback: Any, frame: Any) -> Any:
@@ -231,43 +239,6 @@ def find(callback: Any, frame: Any) -> Any:
         if made_for == wanted and _entries.fits(entry.guard_manager, frame.f_locals):
             return entry
     return None
-
-
-def wrapper_above(frame: FrameType | None) -> FrameType | None:
-    """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
-    calls = _torch.module_call_codes()
-    while frame is not None:
-        code = frame.f_code
-        if code in retrying_codes:
-            return frame
-        if code in calls:
-            if _torch.has_hooks(frame.f_locals["self"]):
-                return None
-        elif code is not on_miss.__code__ and not _torch.is_frame_around_a_call(frame):
-            return None
-        frame = frame.f_back
-    return None
-
-
-def device_of(frame: Any) -> str:
-    """Returns the device of the first tensor argument, else of the module's first parameter, else the current one.
-
-    It decides whom a thread waits for, never what it gets: a wrong guess may cost a wait.
-    """
-    import torch
-
-    values = frame.f_locals
-    arguments = [values.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount + 2]]
-    for value in arguments:
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, torch.Tensor):
-                return str(one.device)
-    for value in arguments:
-        if isinstance(value, torch.nn.Module):
-            device = _torch.first_parameter_device(value)
-            if device is not None:
-                return str(device)
-    return _torch.current_device()
 
 
 def owner_of(lock: Any) -> int | None:

@@ -43,11 +43,18 @@ class CodePatch:
 
 
 class AttributePatch:
-    """Replaces an attribute of a module or class."""
+    """Replaces an attribute of a module or class, or with ``new=True`` adds one.
 
-    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+    Raises:
+        LookupError: there is no such attribute of the owner's own to replace.
+    """
+
+    def __init__(self, owner: Any, name: str, replacement: Any, *, new: bool = False) -> None:
         self.owner, self.name, self.replacement = owner, name, replacement
         self.original = vars(owner).get(name, _MISSING)
+        if self.original is _MISSING and not new:
+            msg = f"{getattr(owner, '__name__', owner)}.{name}"
+            raise LookupError(msg)
 
     def apply(self) -> None:
         setattr(self.owner, self.name, self.replacement)
@@ -78,7 +85,7 @@ class GlobalsPatch:
         self.module, self.local = module, local
         self.names = tuple(name for name in names if name in vars(module))
         self.originals: dict[str, Any] = {}
-        self.getattr = AttributePatch(module, "__getattr__", self._module_getattr())
+        self.getattr = AttributePatch(module, "__getattr__", self._module_getattr(), new=True)
 
     def _module_getattr(self) -> Any:
         names, local = frozenset(self.names), self.local
@@ -113,35 +120,41 @@ class GlobalsPatch:
         return problem
 
 
-class EntryPatch:
-    """Replaces one entry of a dictionary or list-like container, for example a cell's content."""
+class MembersPatch:
+    """Adds members to a set of the host's."""
 
-    def __init__(self, container: Any, key: Any, replacement: Any) -> None:
-        self.container, self.key, self.replacement = container, key, replacement
-        self.original = container[key]
+    def __init__(self, members: set[Any], added: Iterable[Any]) -> None:
+        self.members, self.added = members, set(added) - members
 
     def apply(self) -> None:
-        self.container[self.key] = self.replacement
+        self.members |= self.added
 
     def revert(self) -> str | None:
-        if self.container[self.key] is not self.replacement:
-            return f"entry {self.key!r}"
-        self.container[self.key] = self.original
+        self.members -= self.added
         return None
 
 
 def thread_local_globals(
-    module: types.ModuleType, names: Iterable[str], local: Any
+    module: types.ModuleType, names: Iterable[str], local: Any, *, optional: Iterable[str] = ()
 ) -> list[Patch]:
-    """Returns the patches that make the global ``names`` of ``module`` per-thread, or none if it has none of them.
+    """Returns the patches that make the globals ``names`` of ``module`` per-thread, and ``optional`` where there.
 
     Raises:
+        LookupError: the module lacks one of ``names``.
         RewriteError: a function that uses them can't be recompiled.
     """
-    present = [name for name in names if name in vars(module)]
+    wanted = tuple(names)
+    for name in wanted:
+        if name not in vars(module):
+            msg = f"{module.__name__}.{name}"
+            raise LookupError(msg)
+    present = [*wanted, *(name for name in optional if name in vars(module))]
     if not present:
         return []
     users = _rewrite.users_of_globals(module, present)
+    if not users:
+        msg = f"a function in {module.__name__} that uses {present[0]}"
+        raise LookupError(msg)
     return [GlobalsPatch(module, present, local), *(CodePatch(f, code) for f, code in users)]
 
 

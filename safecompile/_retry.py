@@ -11,12 +11,13 @@ becomes ::
         try:
             result = fn(*args, **kwargs)
             break
-        except __safecompile_Retry__:
+        except Retry:
             __safecompile_retried__ = True
             _maybe_set_eval_frame(_callback_from_stance(callback))
 
 On Python 3.11 and later a ``try`` costs nothing until something is raised, and ``while True`` has no test: a warm
 call runs the same instructions as before but for one or two (measured in ``benchmarks``). It adds no frame.
+``Retry`` is a constant of the code, so that a call that runs while the patches are taken out still finds it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import copy
 import gc
 from types import CodeType, FunctionType, ModuleType
 
-from . import _miss, _rewrite, _torch
-from ._patches import AttributePatch, CodePatch, Patch
+from . import _frames, _miss, _rewrite, _torch
+from ._patches import CodePatch, Patch
 
-EXCEPTION = "__safecompile_Retry__"
+_PLACEHOLDER = "safecompile: the class Retry stands here"
 
 
 class _AddHandler(ast.NodeTransformer):
@@ -56,32 +57,48 @@ class _AddHandler(ast.NodeTransformer):
 
     def _calling_again(self, call: ast.stmt) -> ast.stmt:
         assert self.set_frame is not None
-        retried = ast.Assign([ast.Name(_miss.RETRIED, ast.Store())], ast.Constant(True))
-        handler = ast.ExceptHandler(
-            ast.Name(EXCEPTION, ast.Load()), None, [retried, copy.deepcopy(self.set_frame)]
-        )
-        body = [call] if isinstance(call, ast.Return) else [call, ast.Break()]
+        retried = ast.Assign([ast.Name(_frames.RETRIED, ast.Store())], ast.Constant(True))
+        handler = ast.ExceptHandler(ast.Constant(_PLACEHOLDER), None, [retried, copy.deepcopy(self.set_frame)])
+        body: list[ast.stmt] = [call] if isinstance(call, ast.Return) else [call, ast.Break()]
         again = ast.While(ast.Constant(True), [ast.Try(body, [handler], [], [])], [])
         for part in ast.walk(again):
             ast.copy_location(part, part if hasattr(part, "lineno") else call)
         return ast.copy_location(again, call)
 
 
-def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
-    """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing but :data:`_miss.retrying_codes`.
+class _WrapperPatch:
+    """Gives each wrapper that torch has made the other code: those made before at apply, those made since at revert."""
 
-    Wrappers that exist already are patched too.
-    """
+    def __init__(self, old: CodeType, new: CodeType) -> None:
+        self.old, self.new = old, new
+
+    def apply(self) -> None:
+        _frames.retrying_codes = frozenset({self.new})
+        for wrapper in _functions_with(self.old):
+            wrapper.__code__ = self.new
+
+    def revert(self) -> str | None:
+        for wrapper in _functions_with(self.new):
+            wrapper.__code__ = self.old
+        return None
+
+
+def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
+    """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing."""
     call = module._TorchDynamoContext.__call__
     change = _AddHandler()
-    code = _rewrite.recompiled(call, change.visit)
+    code = _with_retry(_rewrite.recompiled(call, change.visit))
     if change.changed != 1:
         msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
         raise LookupError(msg)
-    old, new = _torch.wrapper_code(call.__code__), _torch.wrapper_code(code)
-    _miss.retrying_codes = frozenset({new})
-    existing = [CodePatch(one, new) for one in _functions_with(old)]
-    return [AttributePatch(module, EXCEPTION, _miss.Retry), CodePatch(call, code), *existing]
+    wrappers = _WrapperPatch(_torch.wrapper_code(call.__code__), _torch.wrapper_code(code))
+    return [CodePatch(call, code), wrappers]
+
+
+def _with_retry(code: CodeType) -> CodeType:
+    """Returns ``code`` with the class Retry in the place of the placeholder, in nested functions too."""
+    constants = (_with_retry(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=tuple(_miss.Retry if c == _PLACEHOLDER else c for c in constants))
 
 
 def _functions_with(code: CodeType) -> list[FunctionType]:

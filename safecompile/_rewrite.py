@@ -26,9 +26,7 @@ class RewriteError(Exception):
     """The function is not what its source says, or the source lacks what was to be changed."""
 
 
-def recompiled(
-    function: types.FunctionType, change: Callable[[ast.AST], ast.AST]
-) -> types.CodeType:
+def recompiled(function: types.FunctionType, change: Callable[[ast.AST], ast.AST]) -> types.CodeType:
     """Returns the code object of ``function`` after ``change`` was applied to its syntax tree.
 
     Args:
@@ -49,7 +47,7 @@ def recompiled(
     # An enclosing block keeps every column as it is in the file; a class keeps the mangling of private names.
     owner = code.co_qualname.rpartition(".")[0] if hasattr(code, "co_qualname") else ""
     indented = lines[0][:1].isspace()
-    header = (f"class {owner.rpartition('.')[2] or 'C'}:\n" if indented else "if 1:\n") if indented else ""
+    header = f"class {owner.rpartition('.')[2] or 'C'}:\n" if indented else ""
     # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions.
     preamble = f"import {', '.join(names)}\n" if (names := _imported_names(code.co_filename)) else ""
     text = preamble + header + "".join(lines)
@@ -58,7 +56,7 @@ def recompiled(
     def build(edit: Callable[[ast.AST], ast.AST] | None) -> types.CodeType:
         tree = ast.parse(text)
         if edit is not None:
-            body = tree.body[-1].body if header else tree.body  # type: ignore[attr-defined]
+            body: list[ast.AST] = tree.body[-1].body if header else tree.body  # type: ignore[attr-defined, assignment]
             body[-1] = edit(body[-1])
             ast.fix_missing_locations(tree)
         ast.increment_lineno(tree, offset)
@@ -72,7 +70,7 @@ def recompiled(
     return build(change)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _imported_names(filename: str) -> tuple[str, ...]:
     """Returns the names that the module in ``filename`` imports outside its functions and classes."""
     found: set[str] = set()
@@ -109,9 +107,7 @@ def _named_like(code: types.CodeType, model: types.CodeType) -> types.CodeType:
     prefix, wanted = code.co_qualname, model.co_qualname
 
     def renamed(inner: types.CodeType) -> types.CodeType:
-        constants = tuple(
-            renamed(c) if isinstance(c, types.CodeType) else c for c in inner.co_consts
-        )
+        constants = tuple(renamed(c) if isinstance(c, types.CodeType) else c for c in inner.co_consts)
         name = inner.co_qualname
         if name == prefix or name.startswith(prefix + "."):
             name = wanted + name[len(prefix) :]
@@ -185,9 +181,7 @@ def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
                 function = getattr(function, "__dict__", {}).get("__wrapped__")
 
 
-def users_of_globals(
-    module: types.ModuleType, names: Iterable[str]
-) -> list[tuple[types.FunctionType, types.CodeType]]:
+def users_of_globals(module: types.ModuleType, names: Iterable[str]) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
 
     Raises:

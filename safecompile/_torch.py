@@ -14,6 +14,7 @@ from typing import Any
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 EVAL_FRAME = "torch._dynamo.eval_frame"
+TRACE_RULES = "torch._dynamo.trace_rules"
 GUARDS = "torch._dynamo.guards"
 DYNAMO_UTILS = "torch._dynamo.utils"
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
@@ -28,20 +29,32 @@ COMPILER = "torch.compiler"
 EXPORT_UTILS = "torch._export.utils"
 PYTHON_DISPATCH = "torch.utils._python_dispatch"
 
-#: Process-wide variables that FX tracing sets and puts back, by the module that owns them. A trace of one
-#: thread is seen by all others, and two traces that overlap leave them wrong for good (pytorch#126024, #189884).
-#: torch 2.14+ made the first one thread-local by itself (pytorch#168999): it is then not in the module.
-FX_GLOBALS: dict[str, tuple[str, ...]] = {
-    SYMBOLIC_TRACE: ("_is_fx_tracing_flag", "CURRENT_PATCHER"),
-    PROXY_TENSOR: ("_CURRENT_MAKE_FX_TRACER", "CURRENT_DECOMPOSITION_TABLE"),
-    LAZY_GRAPH_MODULE: ("_use_lazy_graph_module_flag",),
+#: Process-wide variables that FX tracing sets and puts back, by the module that owns them: those that are in every
+#: release, and those that are in some. A trace of one thread is seen by all others, and two traces that overlap leave
+#: them wrong for good (pytorch#126024, #189884). torch 2.14+ made the tracing flag thread-local by itself
+#: (pytorch#168999); 2.12+ the decomposition table. _should_preserve_node_meta and current_replay_node: 2.11+.
+FX_GLOBALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    SYMBOLIC_TRACE: (("CURRENT_PATCHER",), ("_is_fx_tracing_flag",)),
+    PROXY_TENSOR: (("_CURRENT_MAKE_FX_TRACER",), ("CURRENT_DECOMPOSITION_TABLE",)),
+    LAZY_GRAPH_MODULE: (("_use_lazy_graph_module_flag",), ()),
     TRACEBACK: (
-        "current_meta",
-        "should_preserve_node_meta",
-        "_should_preserve_node_meta",
-        "current_replay_node",
+        ("current_meta", "should_preserve_node_meta"),
+        ("_should_preserve_node_meta", "current_replay_node"),
     ),
 }
+
+#: The tracing flag: a global variable up to torch 2.13, thread-local behind these two functions from 2.14 on.
+FX_FLAG = "_is_fx_tracing_flag"
+FX_FLAG_FUNCTIONS = ("_get_is_fx_tracing", "_set_is_fx_tracing")
+
+#: How a trace puts its patches in.
+FX_PATCHER_METHODS = {
+    "patch": ["self", "frame_dict", "name", "new_fn", "deduplicate"],
+    "patch_method": ["self", "cls", "name", "new_fn", "deduplicate"],
+}
+
+#: The names under which FX keeps the methods of nn.Module as they are outside a trace.
+FX_ORIGINALS = ("_orig_module_call", "_orig_module_getattr")
 
 
 def loaded(name: str) -> ModuleType | None:
@@ -58,7 +71,7 @@ def version() -> str:
 
 def compile_lock() -> Any:
     """Returns Dynamo's own reentrant lock; looked up by name at each use, as torch does."""
-    return sys.modules[CONVERT_FRAME].compile_lock  # type: ignore[attr-defined]
+    return sys.modules[CONVERT_FRAME].compile_lock
 
 
 def cache_entries(code: CodeType) -> list[Any]:
@@ -90,8 +103,8 @@ def region() -> int:
 
 def is_skipped(frame: Any) -> bool:
     """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
-    rules = sys.modules["torch._dynamo.trace_rules"]
-    return bool(rules.check(frame.f_code))  # type: ignore[attr-defined]
+    rules = sys.modules[TRACE_RULES]
+    return bool(rules.check(frame.f_code))
 
 
 def in_backward() -> bool:
@@ -104,10 +117,8 @@ def in_backward() -> bool:
 def served_again(entry: Any) -> Any:
     """Returns what a callback must return so that torch runs the compiled code of ``entry`` once more."""
     types = sys.modules["torch._dynamo.types"]
-    return types.wrap_guarded_code(  # type: ignore[attr-defined]
-        types.GuardedCode(  # type: ignore[attr-defined]
-            entry.code, entry.guard_manager, entry.compile_id, entry.trace_annotation
-        )
+    return types.wrap_guarded_code(
+        types.GuardedCode(entry.code, entry.guard_manager, entry.compile_id, entry.trace_annotation)
     )
 
 
@@ -115,6 +126,7 @@ def module_call_codes() -> frozenset[CodeType]:
     """Returns the code of the frames that ``nn.Module.__call__`` puts around ``forward``."""
     from torch.nn import Module
 
+    # While somebody traces, FX's isolation has a code of its own in the first, which calls the original one.
     return frozenset({Module._wrapped_call_impl.__code__, Module._call_impl.__code__})
 
 
@@ -156,7 +168,7 @@ def traces_here() -> bool:
         return True
     module = loaded(SYMBOLIC_TRACE)
     code = _trace_code(module)
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1) if code is not None else None
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None
@@ -177,8 +189,8 @@ def another_thread_traces() -> bool:
 def _trace_code(module: ModuleType | None) -> CodeType | None:
     if module is None:
         return None
-    trace = module.Tracer.trace
-    return getattr(trace, "__wrapped__", trace).__code__  # type: ignore[no-any-return]
+    trace = getattr(getattr(module, "Tracer", None), "trace", None)
+    return getattr(getattr(trace, "__wrapped__", trace), "__code__", None)
 
 
 def first_parameter_device(module: Any) -> Any:
@@ -191,7 +203,7 @@ def current_device() -> str:
     """Returns the name of the current accelerator device of this thread, or ``"cpu"``; starts no accelerator."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return f"cuda:{torch.cuda.current_device()}"
     return "cpu"
 
@@ -224,7 +236,7 @@ def autograd_on_this_thread() -> Any:
 def compile_events() -> Any:
     """Returns the per-thread record of compile events that are in progress, as a dictionary of lists and sets."""
     utils = sys.modules[DYNAMO_UTILS]
-    return vars(utils.get_chromium_event_logger().tls)  # type: ignore[attr-defined]
+    return vars(utils.get_chromium_event_logger().tls)
 
 
 def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
@@ -242,4 +254,3 @@ def wrapper_code(context_call: CodeType) -> CodeType:
             return constant
     msg = "a compile_wrapper in _TorchDynamoContext.__call__"
     raise LookupError(msg)
-

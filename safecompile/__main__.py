@@ -1,0 +1,108 @@
+"""``python -m safecompile demo`` and ``python -m safecompile report``: parses arguments, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import NoReturn
+
+_DEMO = """\
+Runs three pieces of real work with plain torch.compile and with safe_compile, each in a process
+of its own with a time limit, and prints a table of what came of them:
+
+  tracing    one thread symbolically traces while others make compiled and eager calls
+  server     a thread pool shares one compiled model, all threads start cold, mixed batch sizes
+  drafters   threads compile flex_attention with a new block mask each step, beside eager forwards
+
+It takes about a minute. The exit code is 0 only if the safe side was right in every workload: each
+call came back, with the right numbers, from compiled code. server and drafters need what
+torch.compile needs: a C++ compiler on the CPU, Triton on CUDA."""
+
+_EXAMPLES = """\
+examples:
+  python -m safecompile demo
+  python -m safecompile demo --workload tracing --device cpu
+  python -m safecompile demo --workload drafters --device cuda:1 --time-limit 120 --json"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}. See --help.\n")
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 256:
+        msg = f"must be a whole number from 1 to 256, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < 86_400:
+        msg = f"must be a positive number of seconds, less than a day, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m safecompile", description="Tools around safecompile.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,report}")
+    demo = commands.add_parser(
+        "demo",
+        help="run the same work with plain torch.compile and with safe_compile",
+        description=_DEMO,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument(
+        "--workload", choices=["tracing", "server", "drafters", "all"], default="all", help="which (default: all)"
+    )
+    demo.add_argument("--side", choices=["both", "plain", "safe"], default="both", help="which (default: both)")
+    demo.add_argument("--device", help="cpu, cuda or cuda:N (default: every CUDA device there is, else cpu)")
+    demo.add_argument("--threads", type=_threads, default=12, metavar="N", help="threads that call at once (default: 12)")
+    demo.add_argument(
+        "--time-limit",
+        type=_seconds,
+        metavar="S",
+        help="seconds for each workload and side; one that is not done by then has hung (default: 40, on CUDA 60)",
+    )
+    demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    commands.add_parser("report", help="print versions and the state of the patches as JSON, for a bug report")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command == "report":
+        from .tools import report
+
+        return report.run()
+    from .tools import demo
+
+    try:
+        demo.devices_for(options.device)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return demo.run(
+            workload=options.workload,
+            side=options.side,
+            device=options.device,
+            threads=options.threads,
+            time_limit_s=options.time_limit,
+            as_json=options.json,
+        )
+    except KeyboardInterrupt:
+        print("\ninterrupted; the demo's processes are ended", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The families of patches: what is good only together, and which module of torch each part waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+from . import _torch
+from ._patches import Patch
+
+Build = Callable[[ModuleType], "list[Patch]"]
+
+
+class Part(NamedTuple):
+    """What is patched when one module of torch is imported."""
+
+    module: str
+    build: Build
+
+
+class Family:
+    """Patches that are good only together. ``required``: without them nothing is installed."""
+
+    def __init__(self, name: str, parts: list[Part], *, required: bool = False) -> None:
+        self.name, self.parts, self.required = name, parts, required
+        self.applied: list[tuple[str, list[Patch]]] = []
+        self.problem: str | None = None
+
+    def state(self) -> str:
+        """Returns ``"on"``, ``"waiting"`` (for an import of torch's) or ``"off: <why>"``."""
+        if self.problem is not None:
+            return f"off: {self.problem}"
+        return "on" if len(self.applied) == len(self.parts) else "waiting"
+
+
+def all_families() -> list[Family]:
+    """Returns the families anew, nothing of them applied."""
+    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry
+
+    return [
+        Family(
+            "miss",
+            [
+                Part(_torch.EVAL_FRAME, _retry.patches_of_eval_frame),
+                Part(_torch.CONVERT_FRAME, _callback.patches_of_convert_frame),
+                Part(_torch.CONVERT_FRAME, _entries.patches_of_convert_frame),
+                Part(_torch.GUARDS, _entries.patches_of_guards),
+                Part(_torch.TRACE_RULES, _callback.patches_of_trace_rules),
+            ],
+            required=True,
+        ),
+        Family(
+            "fx",
+            [
+                Part(_torch.SYMBOLIC_TRACE, _fx.patches_of_symbolic_trace),
+                Part(_torch.TRACEBACK, _fx.patches_of_globals),
+                Part(_torch.PROXY_TENSOR, _fx.patches_of_globals),
+                Part(_torch.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
+                Part(_torch.HOP_UTILS, _flex.patches_of_hop_utils),
+            ],
+            required=True,
+        ),
+        Family("flex", [Part(_torch.HOP_FLEX, _flex.patches_of_hop_flex)]),
+        Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),
+    ]

@@ -1,0 +1,54 @@
+"""What the stack and the arguments of a missed call tell: may it be called again, and for which device is it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from . import _torch
+
+#: The name of the local variable by which torch's wrapper says that it has called again already.
+RETRIED = "__safecompile_retried__"
+
+#: The code objects of torch's wrapper that catch a retry. Replaced as a whole by _retry.
+retrying_codes: frozenset[CodeType] = frozenset()
+
+_ENGINE = frozenset(str(Path(__file__).with_name(name)) for name in ("_miss.py", "_callback.py"))
+
+
+def wrapper_above(frame: FrameType | None) -> FrameType | None:
+    """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
+    calls = _torch.module_call_codes()
+    while frame is not None:
+        code = frame.f_code
+        if code in retrying_codes:
+            return frame
+        if code in calls:
+            if _torch.has_hooks(frame.f_locals["self"]):
+                return None
+        elif code.co_filename not in _ENGINE and not _torch.is_frame_around_a_call(frame):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def device_of(frame: Any) -> str:
+    """Returns the device of the first tensor argument, else of the module's first parameter, else the current one.
+
+    It decides whom a thread waits for, never what it gets: a wrong guess may cost a wait.
+    """
+    import torch
+
+    values = frame.f_locals
+    arguments = [values.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount + 2]]
+    for value in arguments:
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, torch.Tensor):
+                return str(one.device)
+    for value in arguments:
+        if isinstance(value, torch.nn.Module):
+            device = _torch.first_parameter_device(value)
+            if device is not None:
+                return str(device)
+    return _torch.current_device()

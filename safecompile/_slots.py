@@ -1,0 +1,186 @@
+"""The places that FX traces patch: each acts for the threads that trace, and is torch's own for all others.
+
+A slot stands in its place while at least one thread has it patched. Traces may overlap and end in any order.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from . import _rewrite
+
+# A leaf lock around the bookkeeping of slots: held for a few dictionary operations, while nothing of torch's or
+# of the user's runs and no other lock is taken. Reentrant, since a finalizer may trace.
+_bookkeeping = threading.RLock()
+
+#: The slots that are in place, by (id of the class or dictionary, name). The slot keeps the owner alive, and is
+#: in the table only while a thread traces. Guarded by _bookkeeping.
+_slots: dict[tuple[int, str], _Slot] = {}
+
+#: id of the function that stands in a slot -> id of the original; for the search for functions to wrap.
+_originals: dict[int, int] = {}
+
+_ABSENT = object()
+
+
+class _Slot:
+    """One place that traces patch: an entry of a module's dictionary, or an attribute of a class."""
+
+    def __init__(self, owner: Any, name: str, standing: Callable[..., Any]) -> None:
+        self.owner, self.name, self.standing = owner, name, standing
+        self.is_class = isinstance(owner, type)
+        self.original = (vars(owner) if self.is_class else owner).get(name, _ABSENT)
+        self.stacks: dict[int, list[Callable[..., Any]]] = {}
+
+    def stand(self) -> None:
+        """Puts in the place what acts for the threads that trace."""
+        self._put(self.standing)
+
+    def clear(self) -> None:
+        """Brings the original back."""
+        self._put(self.original)
+
+    def _put(self, value: Any) -> None:
+        if value is _ABSENT:
+            if self.is_class:
+                delattr(self.owner, self.name)
+            else:
+                del self.owner[self.name]
+        elif self.is_class:
+            setattr(self.owner, self.name, value)
+        else:
+            self.owner[self.name] = value
+
+
+class _FunctionSlot(_Slot):
+    """A method that each trace replaces by its own: the function stays, and dispatches by thread while one traces.
+
+    Dynamo compares ``nn.Module.__call__`` and ``__getattr__`` by identity. With another function in their place, a
+    compile beside a trace would inline it, and its guards would fail when the trace ends.
+    """
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.function = vars(owner)[name]
+        super().__init__(owner, name, self.function)
+        self.code = self.function.__code__
+        self.hook = f"__safecompile_{name.strip('_')}__"
+        self.dispatching = _rewrite.recompiled(self.function, _Dispatching(self.hook).visit)
+        self.function.__globals__[self.hook] = self._dispatcher()
+
+    def _dispatcher(self) -> Callable[..., Any]:
+        stacks, get_ident, plain = self.stacks, threading.get_ident, plain_function(self.function)
+
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            stack = stacks.get(get_ident())
+            return (stack[-1] if stack else plain)(*args, **kwargs)
+
+        return dispatch
+
+    def stand(self) -> None:
+        self.function.__code__ = self.dispatching
+
+    def clear(self) -> None:
+        self.function.__code__ = self.code
+
+
+def plain_function(function: FunctionType) -> FunctionType:
+    """Returns a function of its own that does what ``function`` does while nobody traces."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    functools.update_wrapper(copy, function)
+    return copy
+
+
+class _Dispatching(ast.NodeTransformer):
+    """Puts in front of a method's body: ``if not torch.compiler.is_dynamo_compiling(): return hook(<arguments>)``.
+
+    Dynamo folds the condition, and inlines what it would inline without it.
+    """
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        given = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        given += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
+        given += [f"{one.arg}={one.arg}" for one in node.args.kwonlyargs]
+        given += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
+        text = f"if not torch.compiler.is_dynamo_compiling():\n    return {self.hook}({', '.join(given)})"
+        first = ast.parse(text).body[0]
+        for part in ast.walk(first):
+            ast.copy_location(part, node.body[0])
+        node.body.insert(0, first)
+        return node
+
+
+#: The function slots made so far, kept so that torch sees one dispatching code only. Guarded by _bookkeeping.
+_function_slots: dict[tuple[type, str], _FunctionSlot] = {}
+
+
+def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> _Slot:
+    if shared or not isinstance(vars(owner).get(name), FunctionType):
+        return _Slot(owner, name, new)
+    slot = _function_slots.get((owner, name))
+    if slot is None or slot.function is not vars(owner)[name] or slot.function.__code__ is not slot.code:
+        slot = _function_slots[owner, name] = _FunctionSlot(owner, name)
+    return slot
+
+
+class SlotPatch:
+    """A patch of one trace, in the form that torch's ``_Patcher`` keeps in ``patches_made``."""
+
+    def __init__(self, owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> None:
+        self.owner, self.name, self.new, self.shared = owner, name, new, shared
+
+    def patch(self) -> None:
+        key = (id(self.owner), self.name)
+        with _bookkeeping:
+            slot = _slots.get(key)
+            if slot is None:
+                slot = _slots[key] = _slot_for(self.owner, self.name, self.new, shared=self.shared)
+                _originals[id(slot.standing)] = id(slot.original)
+                slot.stand()
+            slot.stacks.setdefault(threading.get_ident(), []).append(self.new)
+
+    def revert(self) -> None:
+        with _bookkeeping:
+            slot = _slots.get((id(self.owner), self.name))
+            stack = slot.stacks.get(threading.get_ident()) if slot is not None else None
+            if slot is None or not stack or self.new not in stack:
+                return
+            stack.reverse()  # the innermost of equal patches
+            stack.remove(self.new)
+            stack.reverse()
+            if not stack:
+                del slot.stacks[threading.get_ident()]
+            if not slot.stacks:
+                _remove(slot)
+
+
+def _remove(slot: _Slot) -> None:
+    _slots.pop((id(slot.owner), slot.name), None)
+    _originals.pop(id(slot.standing), None)
+    slot.clear()
+
+
+def after_fork_in_child() -> None:
+    """Takes away what the parent's other threads have patched: they do not exist in the child."""
+    global _bookkeeping
+    _bookkeeping = threading.RLock()
+    me = threading.get_ident()
+    for slot in list(_slots.values()):
+        for ident in [ident for ident in slot.stacks if ident != me]:
+            del slot.stacks[ident]
+        if not slot.stacks:
+            _remove(slot)
+
+
+def original_id(value: Any) -> int:
+    """Returns the ``id`` of what ``value`` stands for: what a module's dictionary holds while nobody traces."""
+    return _originals.get(id(value), id(value))

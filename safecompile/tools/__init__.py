@@ -1,0 +1,1 @@
+"""Programs around the library: the demo and the report. The library itself never imports them."""

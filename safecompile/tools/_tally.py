@@ -1,0 +1,78 @@
+"""What the threads of a workload did: calls, errors, wrong numbers, compiles, and calls that silently ran eager."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Tally:
+    """Counts for all threads of one workload.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the counts; held for a few additions
+        self._here = threading.local()
+        self.calls = self.raised = self.wrong = self.eager = self.compiles = 0
+        self.first_error: str | None = None
+
+    def step(self, work: Callable[[], bool], *, compiled: bool) -> None:
+        """Runs ``work``, which tells whether its numbers were right, and counts what came of it.
+
+        With ``compiled=True`` it must run the code of a compiled function; where it returns without having run any,
+        torch has run the function eagerly and said nothing.
+        """
+        runs = self._runs()
+        try:
+            right = work()
+        except Exception as error:
+            with self._lock:
+                self.calls += 1
+                self.raised += 1
+                self.first_error = self.first_error or in_one_line(error)
+        else:
+            ran_eager = compiled and self._runs() == runs
+            with self._lock:
+                self.calls += 1
+                self.wrong += not right
+                self.eager += ran_eager
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the counts of this moment."""
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def backend(self, name: str) -> Callable[..., Any]:
+        """Returns the backend ``name`` of torch's, counting its compiles and the runs of what it compiled."""
+        compile_with = _lookup_backend(name)
+
+        def counting_backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+            with self._lock:
+                self.compiles += 1
+            compiled = compile_with(graph, inputs)
+
+            def run(*args: Any) -> Any:
+                self._here.runs = self._runs() + 1
+                return compiled(*args)
+
+            return run
+
+        return counting_backend
+
+    def _runs(self) -> int:
+        return int(getattr(self._here, "runs", 0))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the type and the first two lines of the message: torch often names the real error in the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+
+
+def _lookup_backend(name: str) -> Callable[..., Any]:
+    # torch has no public function from a backend's name to the backend.
+    return importlib.import_module("torch._dynamo").lookup_backend(name)  # type: ignore[no-any-return]
