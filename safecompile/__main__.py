@@ -64,7 +64,9 @@ def _parser() -> _Parser:
     )
     demo.add_argument("--side", choices=["both", "plain", "safe"], default="both", help="which (default: both)")
     demo.add_argument("--device", help="cpu, cuda or cuda:N (default: every CUDA device there is, else cpu)")
-    demo.add_argument("--threads", type=_threads, default=12, metavar="N", help="threads that call at once (default: 12)")
+    demo.add_argument(
+        "--threads", type=_threads, default=12, metavar="N", help="threads that call at once (default: 12)"
+    )
     demo.add_argument(
         "--time-limit",
         type=_seconds,

@@ -88,12 +88,13 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
     def _patched_invalidate(self: Any, *args: Any, **kwargs: Any) -> Any:
         shared = getattr(self, "guard_manager", None)
         copies_of = getattr(shared, "__dict__", {}).get("_safecompile_copies_of")
+        extra_state = getattr(shared, "extra_state", None)  # torch forgets it in the call that follows
         result = original(self, *args, **kwargs)
         code = copies_of() if copies_of is not None else None
-        if code is not None and shared is not None and shared.extra_state is not None:
+        if code is not None and extra_state is not None:
             for entry in _torch.cache_entries(code):
                 if entry.guard_manager is shared:
-                    shared.extra_state.invalidate(entry, self.guard_manager)
+                    extra_state.invalidate(entry, self.guard_manager)
         return result
 
     return [AttributePatch(module.CheckFunctionManager, "invalidate", _patched_invalidate)]

@@ -36,7 +36,8 @@ class Family:
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
-    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry
+    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry, _state
+    from . import _torch_state as state
 
     return [
         Family(
@@ -63,4 +64,20 @@ def all_families() -> list[Family]:
         ),
         Family("flex", [Part(_torch.HOP_FLEX, _flex.patches_of_hop_flex)]),
         Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),
+        Family(
+            "compiling",
+            [
+                Part(state.COMPILER, _state.patches_of_compiler),
+                Part(state.EXPORT_UTILS, _state.patches_of_export_utils),
+            ],
+        ),
+        Family("dispatch modes", [Part(state.PYTHON_DISPATCH, _state.patches_of_dispatch_modes)]),
+        Family(
+            "dynamo",
+            [
+                Part(state.DYNAMO_UTILS, _state.patches_of_dynamo_utils),
+                Part(state.EVAL_FRAME, _state.patches_of_eval_frame),
+            ],
+        ),
+        Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
     ]

@@ -7,6 +7,8 @@ imported before torch, and it never imports ``torch._dynamo`` by itself.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 from types import CodeType, FrameType, ModuleType
@@ -103,8 +105,16 @@ def region() -> int:
 
 def is_skipped(frame: Any) -> bool:
     """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
-    rules = sys.modules[TRACE_RULES]
-    return bool(rules.check(frame.f_code))
+    check = sys.modules[TRACE_RULES].check
+    # torch 2.13+ looks at the frame as well, and compiles forward of torch.nn's own modules. Drop when min torch > 2.12.
+    if "frame" in _parameters(check):
+        return bool(check(frame.f_code, frame=frame))
+    return bool(check(frame.f_code))
+
+
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def in_backward() -> bool:

@@ -78,7 +78,7 @@ def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row], No
     command = [sys.executable, "-m", "safecompile.tools._workloads", side, workload]
     command += ["--threads", str(plan.threads), "--time-limit", str(plan.time_limit_s), "--devices", *plan.devices]
     with log.open("wb") as errors:
-        child = subprocess.Popen(
+        child = subprocess.Popen(  # noqa: S603  this interpreter, with arguments that were checked
             command,
             stdout=subprocess.PIPE,
             stderr=errors,

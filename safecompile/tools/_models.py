@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -29,15 +28,15 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.query = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, block_mask: Any = None, dense_mask: Tensor | None = None) -> Tensor:
-        q = self.query(x)
+        q = self.norm(x)  # not a linear: as the query of a CPU kernel, its flattened result fails to compile (2.13)
         if block_mask is None:
-            y = F.scaled_dot_product_attention(q, x, x, attn_mask=dense_mask)
+            y = nn.functional.scaled_dot_product_attention(q, x, x, attn_mask=dense_mask)
         else:
-            y = flex_attention(q, x, x, block_mask=block_mask)  # type: ignore[assignment]
+            y = flex_attention(q, x, x, block_mask=block_mask)
         return x + self.out(y)  # type: ignore[no-any-return]
 
 
@@ -45,7 +44,7 @@ def random_anchor_mask(length: int, device: torch.device) -> Callable[..., Tenso
     """Returns a ``mask_mod`` under which each position sees what lies between a random anchor and itself."""
     anchors = (torch.rand(length, device=device) * torch.arange(length, device=device)).long()
 
-    def mask_mod(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    def mask_mod(_batch: Tensor, _head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv <= q) & (kv >= anchors[q])
 
     return mask_mod

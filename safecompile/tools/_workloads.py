@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ TRACING_S = 4.0
 REQUESTS = 400
 STEPS = 6
 WIDTH = 64
-LENGTH = 256
+LENGTH = 128
 SHAPE = (1, 2, LENGTH, WIDTH)
 BATCH_SIZES = (2, 3, 5, 8)
 
@@ -97,8 +98,8 @@ def tracing(setting: Setting) -> None:
 
     _run_threads(
         [trace]
-        + [lambda d=d: call_compiled(d) for d in _take(setting.devices, setting.half)]
-        + [lambda d=d: call_eager(d) for d in _take(setting.devices, setting.half)]
+        + [partial(call_compiled, d) for d in _take(setting.devices, setting.half)]
+        + [partial(call_eager, d) for d in _take(setting.devices, setting.half)]
     )
 
 
@@ -120,13 +121,13 @@ def drafters(setting: Setting) -> None:
             expected = block(x)
             while not done.is_set():
                 tally.step(lambda: _models.close(block(x), expected), compiled=False)
-                time.sleep(0.01)  # as a request comes in; without it the compile would hardly get the interpreter
+                time.sleep(0.05)  # as a request comes in; without it the compile would hardly get the interpreter
 
     count = max(setting.threads // 4, len(setting.devices))
     targets = [threading.Thread(target=target, args=(d,), daemon=True) for d in _take(setting.devices, count)]
     for thread in targets:
         thread.start()
-    _run_threads([lambda d=d: draft(d) for d in _take(setting.devices, count)])
+    _run_threads([partial(draft, d) for d in _take(setting.devices, count)])
     done.set()
     for thread in targets:
         thread.join()
@@ -212,12 +213,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    compile_here: Callable[..., Any] = torch.compile
     if options.side == "safe":
-        from safecompile import safe_compile as compile_
-    else:
-        compile_ = torch.compile
+        from safecompile import safe_compile
+
+        compile_here = safe_compile
     tally = Tally()
-    setting = Setting(compile_, [torch.device(d) for d in options.devices], options.threads, tally)
+    setting = Setting(compile_here, [torch.device(d) for d in options.devices], options.threads, tally)
     with _progress(tally):
         WORKLOADS[options.workload](setting)
     # Not by the interpreter's long way: what a torch release does at exit is not the demo's matter.

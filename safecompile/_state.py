@@ -1,0 +1,79 @@
+"""Switches of the process that a compile flips under other threads: here each thread has its own.
+
+``torch.compiler.is_compiling()`` and ``is_exporting()``; the flags of active dispatch modes; error_on_graph_break;
+the metrics context; the active DistributedDataParallel. Autograd's workers need no copy: a trace keeps autograd on its
+own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+from . import _rewrite
+from . import _torch_state as host
+from ._patches import AttributePatch, CodePatch, Patch, thread_local_globals
+
+
+class _Local(threading.local):
+    """The per-thread values; a thread begins with what a process begins with."""
+
+    _is_compiling_flag = False
+    _is_exporting_flag = False
+    _is_in_torch_dispatch_mode = False
+    _is_in_non_infra_torch_dispatch_mode = False
+    _is_in_any_mode_without_ignore_compile_internals = False
+    _error_on_graph_break = False
+    _in_optimized_module = False
+    _active_ddp_module: Any = None
+
+    @property
+    def _METRICS_CONTEXT(self) -> Any:  # noqa: N802 - torch's name
+        context = self.__dict__.get("metrics_context")
+        if context is None:
+            context = self.__dict__["metrics_context"] = host.new_metrics_context()
+        return context
+
+
+local = _Local()
+
+
+def patches_of_compiler(module: ModuleType) -> list[Patch]:
+    """Returns the patches for is_compiling() and is_exporting(); changes nothing."""
+    return thread_local_globals(module, host.COMPILING, local)
+
+
+def patches_of_export_utils(module: ModuleType) -> list[Patch]:
+    """Returns the patch for torch.export, which sets those flags from outside; changes nothing."""
+    return [_by_attribute(function, host.COMPILING) for function in host.export_flag_setters(module)]
+
+
+def patches_of_dispatch_modes(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the flags of active dispatch modes; changes nothing."""
+    return thread_local_globals(module, host.DISPATCH_MODES, local, optional=host.DISPATCH_MODES_OPTIONAL)
+
+
+def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
+    """Returns the patches for error_on_graph_break and the metrics context; changes nothing."""
+    return thread_local_globals(module, (), local, optional=(host.ERROR_ON_GRAPH_BREAK, host.METRICS_CONTEXT))
+
+
+def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the mark of a running OptimizedModule; changes nothing."""
+    return thread_local_globals(module, (), local, optional=(host.IN_OPTIMIZED_MODULE,))
+
+
+def patches_of_ddp(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the active DistributedDataParallel; changes nothing."""
+    found = [_by_attribute(function, [host.ACTIVE_DDP_MODULE]) for function in host.ddp_functions(module)]
+    return [AttributePatch(module.DistributedDataParallel, _rewrite.LOCAL, local, new=True), *found]
+
+
+def _by_attribute(function: Any, names: Any) -> Patch:
+    change = _rewrite.ThreadLocalNames(names, attributes=True)
+    code = _rewrite.recompiled(function, change.visit)
+    if not change.changed:
+        msg = f"a use of {names[0]} in {function.__qualname__}"
+        raise LookupError(msg)
+    return CodePatch(function, code)

@@ -1,0 +1,65 @@
+"""The private names of torch's process-wide switches outside FX. As :mod:`._torch`, it only names and tells."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+COMPILER = "torch.compiler"
+EXPORT_UTILS = "torch._export.utils"
+PYTHON_DISPATCH = "torch.utils._python_dispatch"
+DYNAMO_UTILS = "torch._dynamo.utils"
+EVAL_FRAME = "torch._dynamo.eval_frame"
+DECORATORS = "torch._dynamo.decorators"
+DISTRIBUTED = "torch.nn.parallel.distributed"
+AUTOGRAD_GRAPH = "torch.autograd.graph"
+
+#: torch.compiler.is_compiling() and is_exporting(). Export sets both; since torch 2.13 Dynamo sets the first for the
+#: whole of each compile, so that eager code in every thread is told that it compiles (pytorch#184614, #156868).
+COMPILING = ("_is_compiling_flag", "_is_exporting_flag")
+
+#: "Is a TorchDispatchMode active?", for the whole process. Up to torch 2.10 a first call beside another thread's
+#: FlopCounterMode is skipped for good. The second: in every release; the third: 2.9+.
+DISPATCH_MODES = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode")
+DISPATCH_MODES_OPTIONAL = ("_is_in_any_mode_without_ignore_compile_internals",)
+
+#: torch._dynamo.error_on_graph_break(), as a context manager: for the whole process (2.9+).
+ERROR_ON_GRAPH_BREAK = "_error_on_graph_break"
+
+#: One MetricsContext for the process, up to torch 2.10: a compile beside another raises "Metric(s) ... have already
+#: been set". Drop when min torch > 2.10.
+METRICS_CONTEXT = "_METRICS_CONTEXT"
+
+#: Inside an OptimizedModule? (2.10+), for the whole process.
+IN_OPTIMIZED_MODULE = "_in_optimized_module"
+
+#: The DistributedDataParallel whose forward is running, as an attribute of the class: a compile of another thread
+#: takes it for its own and splits its graph.
+ACTIVE_DDP_MODULE = "_active_ddp_module"
+
+
+def new_metrics_context() -> Any:
+    """Returns a metrics context as torch makes its only one."""
+    utils: Any = sys.modules[DYNAMO_UTILS]
+    return utils.MetricsContext(on_exit=utils.record_compilation_metrics)
+
+
+def export_flag_setters(module: ModuleType) -> Iterator[FunctionType]:
+    """Yields the functions of torch's export that set the flags of torch.compiler from outside."""
+    manager = vars(module).get("_compiling_state_context")
+    if manager is None:
+        msg = f"{module.__name__}._compiling_state_context"
+        raise LookupError(msg)
+    yield manager.__wrapped__
+
+
+def ddp_functions(module: ModuleType) -> Iterator[FunctionType]:
+    """Yields the methods of DistributedDataParallel that set and read the active module."""
+    for name in ("_get_active_ddp_module", "_inside_ddp_forward"):
+        function: Any = vars(module.DistributedDataParallel)[name]
+        function = getattr(function, "__func__", function)
+        while ACTIVE_DDP_MODULE not in function.__code__.co_names:
+            function = function.__wrapped__
+        yield function
