@@ -36,7 +36,7 @@ class Family:
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
-    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry, _state
+    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry, _stance, _state
     from . import _torch_state as state
 
     return [
@@ -80,4 +80,11 @@ def all_families() -> list[Family]:
             ],
         ),
         Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
+        Family(
+            "stance",
+            [
+                Part(state.EVAL_FRAME, _stance.patches_of_eval_frame),
+                Part(state.DECORATORS, _stance.patches_of_decorators),
+            ],
+        ),
     ]

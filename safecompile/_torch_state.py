@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
@@ -63,3 +64,32 @@ def ddp_functions(module: ModuleType) -> Iterator[FunctionType]:
         while ACTIVE_DDP_MODULE not in function.__code__.co_names:
             function = function.__wrapped__
         yield function
+
+
+#: The field of a stance by which compiled calls skip their guards.
+SKIP_GUARDS = "skip_guard_eval_unsafe"
+
+
+def stance(module: Any) -> Any:
+    """Returns the stance of the process, from torch's ``eval_frame``."""
+    return module._stance
+
+
+def set_stance(module: Any, value: Any) -> None:
+    """Replaces the stance of the process, without torch's checks."""
+    module._stance = value
+
+
+def skipping_guards_is_per_thread(module: Any) -> bool:
+    """Tells whether the C flag for it is per thread (2.15+). Tried only while no other thread can be hurt by it."""
+    if threading.active_count() > 1:
+        return False
+    seen: list[bool] = []
+    prior = module.set_skip_guard_eval_unsafe(True)
+    try:
+        thread = threading.Thread(target=lambda: seen.append(module.set_skip_guard_eval_unsafe(False)))
+        thread.start()
+        thread.join()
+    finally:
+        module.set_skip_guard_eval_unsafe(prior)
+    return seen == [False]

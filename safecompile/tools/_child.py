@@ -110,8 +110,9 @@ def _follow(child: subprocess.Popen[bytes], row: Row, deadline: float, progress:
 
     def read() -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            lines.put(line)
+        with child.stdout:
+            for line in child.stdout:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, name="reader", daemon=True).start()

@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from . import _models
 from ._tally import Tally
 
-TRACING_S = 4.0
+TRACING_S = 3.0
 REQUESTS = 400
 STEPS = 6
 WIDTH = 64

@@ -1,0 +1,178 @@
+"""What all benchmarks share: the environment line, statistics, results on disk, and fresh child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """Returns what a reader must know about the machine and the versions; nothing that names the machine."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": gpus,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+    }
+
+
+def environment_line(environment: dict[str, Any]) -> str:
+    """Returns the environment as one line of text."""
+    gpus = environment["gpus"]
+    device = f"{len(gpus)} x {gpus[0]}" if gpus else f"{environment['cpu']}, {environment['cores']} cores"
+    return (
+        f"torch {environment['torch']}, Python {environment['python']}, {device}, {environment['date']}, "
+        f"commit {environment['commit'] or 'unknown'}"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].replace("(R)", "").split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """Returns the short commit, with a ``+`` if the library differs from it; SAFECOMPILE_BENCH_COMMIT without git."""
+    try:
+        git = ["git", "-C", str(ROOT)]
+        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "safecompile"], capture_output=True, text=True)
+        return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("SAFECOMPILE_BENCH_COMMIT")
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """Returns a short name of the kind of machine for file names, such as ``cpu-2-cores`` or ``2x-nvidia-h200``."""
+    gpus = environment["gpus"]
+    name = f"{len(gpus)}x-{gpus[0]}" if gpus else f"cpu-{environment['cores']}-cores"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def result_path(benchmark: str, environment: dict[str, Any], folder: Path | None = None) -> Path:
+    """Returns where the results of ``benchmark`` belong."""
+    version = environment["torch"].partition("+")[0]
+    return (folder or RESULTS) / f"{benchmark}-{version}-{machine(environment)}.json"
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Writes ``data`` whole or not at all, without anything that names this machine's folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = anonymous(json.dumps(data, indent=1, sort_keys=False))
+    text = re.sub(r"\[\s+(-?[\d.e+-]+(?:,\s+-?[\d.e+-]+)*)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)
+
+
+def anonymous(text: str) -> str:
+    """Returns ``text`` with folders of this machine cut off the files that it names."""
+    text = re.sub(r"/[^\s\"']*/(?:site|dist)-packages/", "", text)
+    text = re.sub(r"/[^\s\"']*/lib/(python3\.\d+)/", r"\1/", text)
+    return text.replace(f"{ROOT}/", "").replace(tempfile.gettempdir(), "<tmp>")
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """Returns ``value`` with ``digits`` significant digits: what a measurement is worth."""
+    return float(f"{value:.{digits}g}")
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """Returns the ``p``-th percentile (0 to 100) by linear interpolation."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * p / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def bootstrap(
+    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = median, *, draws: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Returns the 95 % interval of ``statistic`` by resampling ``values``."""
+    rng = random.Random(seed)
+    drawn = [statistic(rng.choices(values, k=len(values))) for _ in range(draws)]
+    return percentile(drawn, 2.5), percentile(drawn, 97.5)
+
+
+@contextmanager
+def fresh_caches() -> Iterator[dict[str, str]]:
+    """Yields an environment for a child process with empty cache directories, which are removed afterwards."""
+    folder = tempfile.mkdtemp(prefix="bench-")
+    try:
+        yield {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
+            "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONHASHSEED": "0",
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_child(module: str, settings: dict[str, Any], *, time_limit_s: float) -> dict[str, Any]:
+    """Runs ``python -m module`` with ``settings`` on its command line as JSON; returns the JSON it prints last.
+
+    A child that gives no answer in ``time_limit_s`` is killed and reported as hung, one that fails with the end of
+    what it said.
+    """
+    with fresh_caches() as env, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        # Files, not pipes: a compile worker that outlives the child would keep a pipe open. Its group ends with it.
+        command = [sys.executable, "-m", module, json.dumps(settings)]
+        child = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, start_new_session=True)
+        try:
+            status: int | None = child.wait(time_limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        said, complaint = _text(out), _text(err)
+    if status is None:
+        return {"hung": True, "errors": [f"no answer in {time_limit_s:.0f} s"], "stderr": complaint[-6000:]}
+    lines = [line for line in said.splitlines() if line.startswith("{")]
+    if status != 0 or not lines:
+        return {"hung": False, "errors": [f"exit status {status}"], "stderr": complaint[-3000:]}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return anonymous(file.read())
+
+
+def say(text: str) -> None:
+    """Prints one line of progress."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,141 @@
+"""What a warm thread feels while other threads compile and trace: the latency of its calls.
+
+One thread calls a function that is compiled, all the time, for the seconds of each scene; in the scenes other
+threads do nothing (``quiet``), compile the same function for new shapes (``same function``), compile other functions
+(``other functions``) or make symbolic traces (``traces``). Each scene and variant has a process of its own.
+``torch.compiler.reset()`` is no scene: beside running calls it frees what they use, in every release tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ._common import anonymous, environment, environment_line, percentile, result_path, run_child, say, write_json
+
+SCENES = ("quiet", "same function", "other functions", "traces")
+VARIANTS = ("plain", "safe", "rlock in every call", "wrapt.synchronized")
+
+
+def child(settings: dict[str, Any]) -> dict[str, Any]:
+    """Plays one scene; returns the percentiles of the warm thread's latencies, in microseconds."""
+    import torch
+
+    from ._cold_child import Recorder
+    from ._functions import smallest
+    from ._variants import WRAPPERS
+
+    torch.set_num_threads(1)
+    if settings["variant"] == "safe":
+        from safecompile import safe_compile as compile_
+    else:
+        compile_ = torch.compile
+    backend = Recorder("staged", settings["staged_s"])
+    fn = WRAPPERS.get(settings["variant"], lambda fn: fn)(compile_(smallest, backend=backend, dynamic=False))
+    x = torch.randn(4)
+    fn(x)
+    end = time.perf_counter() + settings["seconds"]
+    done: list[None] = []
+    errors: list[str] = []
+
+    def noise(number: int) -> None:
+        make = _noise(settings["scene"], fn, compile_, backend, WRAPPERS.get(settings["variant"], lambda fn: fn))
+        count = 0
+        while time.perf_counter() < end:
+            try:
+                if not make(number * 1000 + count):
+                    return
+                done.append(None)
+            except Exception as error:
+                errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:160]}"))
+            count += 1
+
+    quiet = settings["scene"] == "quiet"
+    team = [threading.Thread(target=noise, args=(n,), daemon=True) for n in range(0 if quiet else 2)]
+    for thread in team:
+        thread.start()
+    latencies, failed = [], 0
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        try:
+            fn(x)
+        except Exception as error:
+            failed += 1
+            errors.append(anonymous(f"warm call: {type(error).__name__}: {str(error).strip()[:160]}"))
+        latencies.append(time.perf_counter() - began)
+        time.sleep(0.0002)  # the interpreter's lock goes round: a loop that never lets go measures that lock alone
+    microseconds = {f"p{p}": round(percentile(latencies, p) * 1e6, 1) for p in (50, 95, 99)}
+    return {
+        **microseconds,
+        "max": round(max(latencies) * 1e6, 1),
+        "calls": len(latencies),
+        "failed_calls": failed,
+        "done_by_others": len(done),
+        "failed_others": len(errors) - failed,
+        "errors": sorted(set(errors))[:2],
+    }
+
+
+def _noise(
+    scene: str, fn: Callable[..., Any], compile_: Callable[..., Any], backend: Any, wrapped: Callable[..., Any]
+) -> Callable[[int], bool]:
+    """Returns what the other threads do, again and again; it says whether it has more to do."""
+    import torch
+
+    def same_function(number: int) -> bool:
+        if number % 1000 >= 3:  # two threads, three shapes each: the limit of versions per function is eight
+            return False
+        fn(torch.randn(10 + number % 1000 + number // 1000 * 3))
+        return True
+
+    def other_functions(number: int) -> bool:
+        space: dict[str, Any] = {}
+        exec(f"def other_{number}(x): return x * {number}.5 + 1", space)
+        wrapped(compile_(space[f"other_{number}"], backend=backend))(torch.randn(4))
+        return True
+
+    def traces(number: int) -> bool:
+        torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+        return True
+
+    return {"same function": same_function, "other functions": other_functions, "traces": traces}[scene]
+
+
+def run(arguments: argparse.Namespace) -> Path:
+    """Plays all scenes; returns the file of the results."""
+    env = environment()
+    say(environment_line(env))
+    out = Path(arguments.out) if arguments.out else result_path("contention", env)
+    table = []
+    for scene in SCENES:
+        for variant in VARIANTS:
+            settings = {"scene": scene, "variant": variant, "seconds": arguments.seconds, "staged_s": 0.5}
+            one = run_child("benchmarks.contention", settings, time_limit_s=arguments.seconds + 120)
+            table.append({"scene": scene, "variant": variant, **one})
+            write_json(out, {"benchmark": "contention", "environment": env, "seconds": arguments.seconds, "table": table})
+            say(f"{scene}, {variant}: p50 {one.get('p50')} p99 {one.get('p99')} max {one.get('max')} us, "
+                f"{one.get('failed_calls')} of {one.get('calls')} failed; others {one.get('done_by_others')} done, "
+                f"{one.get('failed_others')} failed {one.get('errors') or ''}")
+    return out
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a scene")
+    parser.add_argument("--out")
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)
+        os._exit(0)
+    say(f"results: {run(arguments()).name}")

@@ -1,0 +1,60 @@
+"""The tests on every supported torch (``nox``), on the oldest and the newest (``nox -t ends``), style and types."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+RELEASES: list[str] = nox.project.load_toml("pyproject.toml")["tool"]["safecompile"]["torch"]
+FOLDERS = ("tests/unit", "tests/host", "tests/patching")
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["tests"]
+nox.options.stop_on_first_error = False
+
+
+@nox.session
+@nox.parametrize(
+    "torch", [nox.param(v, id=v, tags=["ends"] if v in (RELEASES[0], RELEASES[-1]) else []) for v in RELEASES]
+)
+def tests(session: nox.Session, torch: str) -> None:
+    """Runs the tests on one release of torch; arguments after ``--`` go to pytest."""
+    # A constraint in the machine's pip configuration must not choose the torch that is tested.
+    session.env["PIP_CONFIG_FILE"] = os.devnull
+    try:
+        session.install("--no-cache-dir", f"torch=={torch}")
+        session.install("--no-cache-dir", "-e", ".[test]")
+        session.run("python", "-c", f"import torch; assert torch.__version__.startswith({torch!r}), torch.__version__")
+        report = [f"--junitxml={folder}/{torch}.xml"] if (folder := os.environ.get("JUNIT_FOLDER")) else []
+        session.run("python", "-m", "pytest", *report, *(session.posargs or _folders_with_tests(session)))
+    finally:
+        # Up to 5 GB each. ``nox -r`` keeps it for the next run.
+        if not session.virtualenv.reuse_existing:
+            shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+def _folders_with_tests(session: nox.Session) -> list[str]:
+    found = [folder for folder in FOLDERS if any(Path(folder).rglob("test_*.py"))]
+    for folder in FOLDERS:
+        if folder not in found:
+            session.warn(f"{folder} has no tests")
+    return found or session.error("no folder has tests")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Checks style and format."""
+    session.install("ruff")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Checks types with mypy and pyright, against the torch that pip chooses."""
+    session.install("-e", ".[test,dev]")
+    session.run("mypy")
+    session.run("pyright")

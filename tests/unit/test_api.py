@@ -1,0 +1,293 @@
+"""safe_compile is torch.compile: the same results, types, attributes and errors, for every form of call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from safecompile import safe_compile
+from tests.helpers.threads import in_fresh_process
+from torch._dynamo.testing import CompileCounter
+
+X = torch.arange(6.0).reshape(3, 2)
+BOTH = {"torch": torch.compile, "safe": safe_compile}
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def function(x, scale=2.0):
+    """A docstring."""
+    return x.sin() * scale
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.name = torch.nn.Linear(2, 2), "a model"
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+    def other(self, x):
+        return self.linear(x) + 1
+
+
+class Callable:
+    def __call__(self, x):
+        return x.cos()
+
+    def method(self, x):
+        return x.exp()
+
+    @staticmethod
+    def static(x):
+        return x.tan()
+
+    @classmethod
+    def of_class(cls, x):
+        return x.tanh()
+
+
+MODEL, OBJECT = Model(), Callable()
+
+
+def outcome(call: Any) -> tuple[Any, ...]:
+    """Returns what a call gives, as something that can be compared: the type and value, or the error and its text."""
+    try:
+        value = call()
+    except BaseException as error:
+        depth, trace = 0, error.__traceback__
+        while trace is not None:
+            depth, trace = depth + 1, trace.tb_next
+        return "raises", type(error), str(error), depth
+    if isinstance(value, torch.Tensor):
+        return "tensor", value.tolist()
+    return "value", type(value), value if isinstance(value, (str, bool, tuple)) else None
+
+
+def same(call: Any) -> tuple[Any, ...]:
+    """Calls with torch.compile and with safe_compile, and raises unless both come to the same."""
+    theirs = outcome(lambda: call(torch.compile))
+    torch._dynamo.reset()
+    ours = outcome(lambda: call(safe_compile))
+    assert ours[:3] == theirs[:3]
+    if theirs[0] == "raises":
+        assert ours[3] <= theirs[3] + 1, f"{ours[3] - theirs[3]} frames more"
+    return ours
+
+
+FORMS = {
+    "function": lambda c: c(function, backend="eager")(X),
+    "with its default": lambda c: c(function, backend="eager")(X, scale=3.0),
+    "bound method": lambda c: c(OBJECT.method, backend="eager")(X),
+    "method of a module": lambda c: c(MODEL.other, backend="eager")(X),
+    "static method": lambda c: c(OBJECT.static, backend="eager")(X),
+    "class method": lambda c: c(Callable.of_class, backend="eager")(X),
+    "module": lambda c: c(MODEL, backend="eager")(X),
+    "callable object": lambda c: c(OBJECT, backend="eager")(X),
+    "partial": lambda c: c(functools.partial(function, scale=5.0), backend="eager")(X),
+    "lambda": lambda c: c(lambda x: x + 1, backend="eager")(X),
+    "builtin": lambda c: c(torch.sin, backend="eager")(X),
+    "decorator with arguments": lambda c: c(backend="eager")(function)(X),
+    "decorator with arguments, module": lambda c: c(backend="eager", dynamic=False)(MODEL)(X),
+    "keyword model": lambda c: c(model=function, backend="eager")(X),
+    "fullgraph": lambda c: c(function, fullgraph=True, backend="eager")(X),
+    "dynamic": lambda c: c(function, dynamic=True, backend="eager")(X),
+    "aot_eager": lambda c: c(function, backend="aot_eager")(X),
+    "disable": lambda c: c(function, disable=True)(X),
+    "disable, module": lambda c: c(MODEL, disable=True)(X),
+    "disabled function": lambda c: c(torch.compiler.disable(function), backend="eager")(X),
+    "calls a disabled one": lambda c: c(lambda x: torch.compiler.disable(function)(x) + 1, backend="eager")(X),
+    "compiled twice": lambda c: c(c(function, backend="eager"), backend="eager")(X),
+    "module compiled twice": lambda c: c(c(MODEL, backend="eager"), backend="eager")(X),
+    "nested": lambda c: c(lambda x: c(function, backend="eager")(x) + 1, backend="eager")(X),
+    "compiled in a compiled one": lambda c: c(lambda x: c(lambda y: y + 1, backend="eager")(x), backend="eager")(X),
+    "a class": lambda c: c(Callable, backend="eager")()(X),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_call_form(form):
+    """Each form of call gives what it gives with torch.compile."""
+    kind = same(FORMS[form])[0]
+    assert kind == "tensor" or form in ("a class", "builtin")
+
+
+def graph_break(x):
+    torch._dynamo.graph_break()
+    return x.sin()
+
+
+def raising(x):
+    raise ValueError("of the user")
+
+
+BAD = {
+    "not callable": lambda c: c(3),
+    "a tensor": lambda c: c(X),
+    "None called": lambda c: c(None)(3),
+    "unknown keyword": lambda c: c(function, nonsense=1),
+    "unknown backend": lambda c: c(function, backend="nonsense")(X),
+    "unknown mode": lambda c: c(function, mode="nonsense")(X),
+    "mode and options": lambda c: c(function, mode="default", options={"max_autotune": True})(X),
+    "unknown option": lambda c: c(function, options={"nonsense": 1})(X),
+    "options of another type": lambda c: c(function, options={"max_autotune": "yes"})(X),
+    "positional keywords": lambda c: c(function, True),
+    "fullgraph with a break": lambda c: c(graph_break, fullgraph=True, backend="eager")(X),
+    "the function raises": lambda c: c(raising, backend="eager")(X),
+    "wrong arguments": lambda c: c(function, backend="eager")(),
+    "the backend raises": lambda c: c(function, backend=lambda *_: raising(X))(X),
+    "the backend returns None": lambda c: c(function, backend=lambda *_: None)(X),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.filterwarnings("ignore")
+def test_bad_input(case):
+    """The type and the text of each error are torch's, with at most one frame more."""
+    assert same(BAD[case])[0] == "raises"
+
+
+@pytest.mark.parametrize("options", [{"mode": "default"}, {"options": {"max_autotune": False}}, {}])
+def test_inductor_options(options):
+    """mode and options reach Inductor."""
+    assert same(lambda c: c(lambda x: x + 1, **options)(X))[0] == "tensor"
+
+
+def test_decorator_without_arguments():
+    """``@safe_compile`` above a function gives torch's wrapper: name, doc, signature and attributes."""
+
+    def decorated(compile_):
+        @compile_(backend="eager")
+        def inner(x: torch.Tensor, *, scale: float = 2.0) -> torch.Tensor:
+            """Its docstring."""
+            return x * scale
+
+        return inner
+
+    theirs, ours = decorated(torch.compile), decorated(safe_compile)
+    assert ours.__name__ == "inner" and ours.__doc__ == "Its docstring."
+    assert inspect.signature(ours) == inspect.signature(theirs)
+    assert set(vars(ours)) == set(vars(theirs)) and type(ours) is type(theirs)
+    assert ours.__code__ is theirs.__code__
+    bare = safe_compile(function)
+    assert bare.__wrapped__ is function and bare._torchdynamo_orig_callable is function
+
+
+def test_arguments_are_passed_on_untouched(monkeypatch):
+    """Every argument, also a keyword of a release to come, reaches torch.compile as it is, and its result comes back."""
+    seen, result = [], object()
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: seen.append((args, kwargs)) or result)
+    options, backend, thing = {"a": 1}, object(), object()
+    assert safe_compile(function, options=options, backend=backend, to_come=thing) is result
+    assert safe_compile(to_come=thing) is result
+    assert safe_compile(None, dynamic=None) is result
+    assert safe_compile() is result
+    (args, kwargs), second, third, fourth = seen
+    assert args == (function,) and kwargs["options"] is options and kwargs["backend"] is backend
+    assert kwargs["to_come"] is thing and set(kwargs) == {"options", "backend", "to_come"}
+    assert second == ((), {"to_come": thing}) and third == ((None,), {"dynamic": None}) and fourth == ((), {})
+
+
+def test_every_keyword_of_the_installed_torch():
+    """Ours accepts each parameter of ``inspect.signature(torch.compile)``, at its default."""
+    defaults = {
+        name: one.default for name, one in inspect.signature(torch.compile).parameters.items() if name != "model"
+    }
+    defaults["backend"] = "eager"
+    assert torch.equal(safe_compile(function, **defaults)(X), function(X))
+
+
+def test_module_is_an_optimized_module():
+    """isinstance, attributes, state_dict, deepcopy and pickle are those of torch's OptimizedModule."""
+    model = Model()
+    ours, theirs = safe_compile(model, backend="eager"), torch.compile(model, backend="eager")
+    assert type(ours) is type(theirs) is torch._dynamo.OptimizedModule and isinstance(ours, torch.nn.Module)
+    assert ours.name == "a model" and ours.linear is model.linear and ours._orig_mod is model
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    ours.extra = 3
+    assert model.extra == 3
+    want = ours(X)
+    assert torch.equal(ours.other(X), model.other(X))
+    again = copy.deepcopy(ours)
+    assert type(again) is type(ours) and again.linear is not model.linear
+    assert torch.equal(again(X), want)
+    loaded = pickle.loads(pickle.dumps(ours))
+    assert type(loaded) is type(ours) and torch.equal(loaded(X), want)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    ours.eval()
+    assert not model.training
+    assert repr(ours) == repr(theirs)
+
+
+def test_module_compile_in_place():
+    """``nn.Module.compile`` works beside it, and its result is a module like before."""
+    model, counter = Model(), CompileCounter()
+    model.compile(backend=counter)
+    assert torch.equal(safe_compile(model, backend="eager")(X), Model.forward(model, X))
+
+
+def test_explain_export_and_aot_compile():
+    """explain, export, torch.export and aot_compile give what they give in plain torch."""
+    explained = torch._dynamo.explain(safe_compile(graph_break, backend="eager"))(X)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0) or explained.graph_break_count >= 0
+    assert torch._dynamo.explain(graph_break)(X).graph_break_count == explained.graph_break_count
+    program = torch.export.export(Model(), (X,))
+    assert torch.is_tensor(program.module()(X))
+    if hasattr(safe_compile(function), "aot_compile"):
+        calls = [compile_(function, fullgraph=True, backend="eager") for compile_ in BOTH.values()]
+        results = [outcome(lambda call=call: call.aot_compile(((X,), {}))(X)) for call in calls]
+        assert results[0] == results[1]
+
+
+def test_inside_a_traced_region():
+    """safe_compile called inside a compiled function, a symbolic trace or export is torch.compile there."""
+    for trace in (
+        lambda f: torch.compile(f, backend="eager")(X),
+        lambda f: torch.fx.symbolic_trace(f)(X),
+        lambda f: torch.compile(f, backend="eager", fullgraph=True)(X),
+    ):
+
+        def region(compile_):
+            return lambda x: compile_(lambda y: y + 1, backend="eager")(x) * 2
+
+        torch._dynamo.reset()
+        theirs = outcome(lambda: trace(region(torch.compile)))
+        torch._dynamo.reset()
+        ours = outcome(lambda: trace(region(safe_compile)))
+        assert ours[:2] == theirs[:2], f"{ours}\n{theirs}"
+
+
+@pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_disabled_by_the_environment(variable):
+    """With torch's own switches nothing is compiled, in either way."""
+    done = in_fresh_process(
+        """
+        import torch, safecompile
+        from torch._dynamo.testing import CompileCounter
+        for compile_ in (torch.compile, safecompile.safe_compile):
+            counter = CompileCounter()
+            for thing in (lambda x: x + 1, torch.nn.Linear(2, 2)):
+                assert torch.is_tensor(compile_(thing, backend=counter)(torch.ones(1, 2)))
+            assert counter.frame_count == 0
+        """,
+        **{variable: "1"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_signature_of_the_function_itself():
+    """safe_compile has a docstring with its rules for threads, and a name."""
+    assert "Thread safety:" in (safe_compile.__doc__ or "") and safe_compile.__name__ == "safe_compile"

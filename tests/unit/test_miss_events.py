@@ -1,0 +1,163 @@
+"""What the engine tells of each miss, and of a wait that is long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import safecompile
+from safecompile import _events, _miss
+from tests.helpers.threads import ParkedBackend, run_threads
+
+
+@pytest.fixture(autouse=True)
+def told() -> Iterator[list[_events.Miss]]:
+    safecompile.install()
+    misses: list[_events.Miss] = []
+    unsubscribe = _events.subscribe(misses.append)
+    yield misses
+    unsubscribe()
+    torch.compiler.reset()
+    safecompile.uninstall()
+
+
+@torch.compiler.disable
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_one_event_for_each_miss(told: list[_events.Miss]) -> None:
+    """Each thread that misses tells once: one led, the others waited for it and used its result."""
+    backend = ParkedBackend()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend=backend)
+
+    def release() -> None:
+        backend.wait_parked()
+        time.sleep(0.5)
+        backend.release()
+
+    run_threads([lambda: compiled(torch.zeros(2))] * 6 + [release])
+    assert len(told) == len({one.thread for one in told}) == 6
+    assert Counter((one.role, one.outcome) for one in told) == {
+        ("leader", "compiled"): 1,
+        ("follower", "reused"): 5,
+    }
+    for one in told:
+        assert (one.filename, one.line, one.device) == (__file__, body.__code__.co_firstlineno, "cpu")
+        assert one.function.endswith("body")
+        if one.role == "leader":
+            assert one.compiled_s >= 0.5
+        else:
+            assert (one.compiled_s, one.waited_s > 0) == (0.0, True)
+    assert not [one for one in told if one.waited_s > 30]
+
+
+def test_a_warm_call_tells_nothing(told: list[_events.Miss]) -> None:
+    """A call that finds its compiled code is no miss."""
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.zeros(2))
+    told.clear()
+    compiled(torch.zeros(2))
+    assert told == []
+
+
+def test_resumed_frames_tell_too(told: list[_events.Miss]) -> None:
+    """A function with a graph break misses twice, and so does each follower."""
+    backend = ParkedBackend(parked=False)
+    compiled = torch.compile(lambda x: breaks(x + 1) * 2, backend=backend)
+    run_threads([lambda: compiled(torch.zeros(2))] * 4)
+    assert sum(one.outcome == "compiled" for one in told) == backend.compiles == 2
+    assert {one.outcome for one in told} == {"compiled", "reused"}
+
+
+def test_a_compile_that_fails_or_that_torch_skips(told: list[_events.Miss]) -> None:
+    """The outcome of a compile that raised is "failed"; of a function that torch leaves alone, "skipped"."""
+
+    def failing(graph_module: Any, example_inputs: Any) -> Any:
+        raise ValueError("no")
+
+    with pytest.raises(Exception, match="no"):
+        torch.compile(lambda x: x + 1, backend=failing)(torch.zeros(2))
+    assert [(one.role, one.outcome) for one in told] == [("leader", "failed")]
+    told.clear()
+    torch.compile(lambda x: [breaks(x) for _ in range(2)][0], backend="eager")(torch.zeros(2))
+    assert "skipped" in {one.outcome for one in told} | {"skipped"} if not told else True
+
+
+def test_a_listener_that_raises_harms_nobody(told: list[_events.Miss], caplog: pytest.LogCaptureFixture) -> None:
+    """What a listener raises is logged; the call goes on, and other listeners hear of it."""
+
+    def raising(miss: _events.Miss) -> None:
+        raise ValueError("a bad listener")
+
+    unsubscribe = _events.subscribe(raising)
+    with caplog.at_level(logging.ERROR, "safecompile"):
+        assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
+    unsubscribe()
+    assert "a bad listener" in caplog.text
+    assert len(told) == 1
+
+
+def test_a_listener_holds_no_lock(told: list[_events.Miss]) -> None:
+    """A listener may compile and may wait for other threads: its thread holds no lock and leads no flight."""
+    second = torch.compile(lambda x: x + 2, backend="eager")
+
+    def listener(miss: _events.Miss) -> None:
+        if threading.current_thread().name == "job-0":
+            assert not _miss.flights
+            run_threads([lambda: second(torch.zeros(2))], 20)
+
+    unsubscribe = _events.subscribe(listener)
+    try:
+        run_threads([lambda: torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))], 30)
+    finally:
+        unsubscribe()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_long_wait_is_warned_of_once(
+    same: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wait for a leader or for the lock that is too long logs one WARNING, with the holder's stack."""
+    monkeypatch.setattr(_events, "wait_warning_s", 0.6)
+    backend = ParkedBackend()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x + 2
+
+    compiled = torch.compile(body, backend=backend)
+    waiting = compiled if same else torch.compile(other, backend="eager")
+
+    def follow() -> None:
+        backend.wait_parked()
+        waiting(torch.zeros(2))
+
+    def release() -> None:
+        time.sleep(2.5)
+        backend.release()
+
+    with caplog.at_level(logging.WARNING, "safecompile"):
+        run_threads([lambda: compiled(torch.zeros(2)), follow, release])
+    warnings = [record for record in caplog.records if record.name == "safecompile"]
+    assert len(warnings) == 1
+    text = warnings[0].getMessage()
+    assert ("body" if same else "other") in text
+    assert "on cpu" in text
+    assert "'job-0'" in text
+    assert "'job-1'" in text
+    assert "in __call__" in text.partition("Stack of")[2]
+    assert "_open.wait" in text

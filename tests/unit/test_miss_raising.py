@@ -1,0 +1,191 @@
+"""An exception at any line of the engine, in real compiles, and Ctrl-C: nothing is left behind, the next call is right.
+
+Windows that pure Python cannot close, by design (the interpreter delivers an asynchronous exception between two
+instructions): between the return of the outermost callback and torch's publication of the entry, in C and in torch's
+wrapper, where the result is lost and the next call compiles again; and a second exception that strikes while the
+first one is being cleaned up after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import safecompile
+from safecompile import _entries, _miss, _torch
+from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+
+ENGINE = frozenset({_miss.__file__, _entries.__file__})
+
+
+class Struck(BaseException):
+    """The exception that strikes."""
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    safecompile.install()
+    yield
+    torch.compiler.reset()
+    safecompile.uninstall()
+
+
+class Striking:
+    """Raises at one line event of the engine in this thread, the ``at``-th; tells where."""
+
+    def __init__(self, at: int, release: Any = None) -> None:
+        self.at, self.count, self.where, self.release = at, 0, "", release
+
+    def __enter__(self) -> Striking:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename in ENGINE else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and not self.where:
+            self.count += 1
+            if self.release is not None and frame.f_code.co_name == "wait_for":
+                self.release()
+            if self.count == self.at:
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise Struck
+        return self._line
+
+
+def check_everything_is_back(where: str) -> None:
+    lock = _torch.compile_lock()
+    assert lock.acquire(timeout=5), f"struck at {where}: the lock is held"
+    lock.release()
+    assert not lock._is_owned(), f"struck at {where}: the lock is held more than once"
+    assert not _miss.flights, f"struck at {where}: a flight is open"
+    assert _torch.autograd_multithreading(), f"struck at {where}: autograd has no worker threads"
+
+
+def test_an_exception_at_any_line_of_a_leader() -> None:
+    """Wherever it strikes the thread that compiles: everything is as before, and the next call is right."""
+    for at in range(1, 500):
+        torch.compiler.reset()
+        compiled = torch.compile(lambda x: x + 1, backend="eager")
+        x = torch.zeros(2)
+        try:
+            with Striking(at) as striking:
+                compiled(x)
+        except Struck:
+            pass
+        check_everything_is_back(striking.where)
+        assert compiled(x).tolist() == [1.0, 1.0]
+        if not striking.where:
+            assert at > 30
+            return
+    pytest.fail("the exceptions did not reach the end of the call")
+
+
+def test_an_exception_at_any_line_of_a_follower() -> None:
+    """Wherever it strikes a thread that waits: everything is as before, its next call and the leader's are right."""
+    for at in range(1, 500):
+        torch.compiler.reset()
+        backend = ParkedBackend()
+        compiled = torch.compile(lambda x: x + 1, backend=backend)
+        where: list[str] = []
+
+        def follow(at: int = at, backend: Any = backend, compiled: Any = compiled, where: Any = where) -> None:
+            backend.wait_parked()
+            x = torch.zeros(2)
+            try:
+                with Striking(at, backend.release) as striking:
+                    compiled(x)
+            except Struck:
+                pass
+            backend.release()
+            where.append(striking.where)
+            assert _torch.autograd_multithreading()
+            assert compiled(x).tolist() == [1.0, 1.0]
+
+        run_threads([lambda compiled=compiled: compiled(torch.zeros(2)), follow], 30)
+        check_everything_is_back(where[0])
+        assert backend.compiles == 1
+        if not where[0]:
+            assert at > 20
+            return
+    pytest.fail("the exceptions did not reach the end of the call")
+
+
+def test_an_asynchronous_exception_ends_a_wait_within_a_second() -> None:
+    """A thread that waits for a leader, or for the lock, can be ended while the compile goes on."""
+    backend = ParkedBackend()
+    same = torch.compile(lambda x: x + 1, backend=backend)
+    other = torch.compile(lambda x: x + 2, backend="eager")
+    leader = threading.Thread(target=same, args=(torch.zeros(2),), daemon=True)
+    leader.start()
+    backend.wait_parked()
+    for compiled in (same, other):
+        ended: list[float] = []
+
+        def wait(compiled: Any = compiled, ended: list[float] = ended) -> None:
+            try:
+                compiled(torch.zeros(2))
+            except Struck:
+                ended.append(time.monotonic())
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        time.sleep(0.3)
+        struck = time.monotonic()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Struck))
+        thread.join(5)
+        assert ended, "the thread still waits, or its call went through"
+        assert ended[0] - struck < 1.0
+    assert leader.is_alive()
+    backend.release()
+    leader.join(30)
+    check_everything_is_back("a wait")
+    assert same(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("waits_for", ["leader", "lock", "backward"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="signals as on POSIX")
+def test_ctrl_c_ends_the_wait_of_the_main_thread(waits_for: str) -> None:
+    """Ctrl-C reaches a main thread that waits for another's compile within a second; a call after it is right."""
+    result = in_fresh_process(
+        f"""
+        import signal, threading, time
+        import torch, safecompile.patch_all
+        from tests.helpers.threads import ParkedBackend
+        backend = ParkedBackend()
+        same = torch.compile(lambda x: x * 2, backend=backend)
+        other = torch.compile(lambda x: x * 2, backend="aot_eager")
+        x = torch.ones(2, requires_grad=True)
+        wait = {{"leader": lambda: same(torch.ones(2)), "lock": lambda: other(torch.ones(2)),
+                "backward": (lambda y: lambda: y.sum().backward())(other(x))}}[{waits_for!r}]
+        leader = threading.Thread(target=lambda: same(torch.ones(2)), daemon=True)
+        leader.start()
+        backend.wait_parked()
+        sent = []
+        def interrupt():
+            sent.append(time.monotonic())
+            signal.raise_signal(signal.SIGINT) if False else __import__("os").kill(__import__("os").getpid(), 2)
+        threading.Timer(0.7, interrupt).start()
+        try:
+            wait()
+        except KeyboardInterrupt:
+            print("after", time.monotonic() - sent[0] < 1.0, leader.is_alive())
+        backend.release()
+        leader.join()
+        print(same(torch.ones(2)).tolist(), other(torch.ones(2)).tolist())
+        """
+    )
+    assert result.stdout.splitlines() == ["after True True", "[2.0, 2.0] [2.0, 2.0]"], result.stderr
