@@ -79,6 +79,7 @@ def all_families() -> list[Family]:
                 Part(state.EVAL_FRAME, _state.patches_of_eval_frame),
             ],
         ),
+        Family("autograd context", [Part(state.AUTOGRAD_GRAPH, _state.patches_of_autograd_graph)]),
         Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
         Family(
             "stance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -31,6 +32,16 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def region_strayed() -> int | None:
+    """Returns the region that this thread's call is for, if another thread has changed it since the call began."""
+    current = _torch.region()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in retrying_codes:
+        frame = frame.f_back
+    wanted = current if frame is None else _torch.wanted_region(frame)
+    return None if wanted == current else wanted
 
 
 def device_of(frame: Any) -> str:

@@ -70,8 +70,9 @@ class Flight:
 flights: dict[tuple[int, str], Flight] = {}
 
 #: What each thread's last compile returned, until torch drops it; for the moment between the return of the
-#: callback, when the lock is free again, and the publication of the entry in torch's list.
-returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+#: callback, when the lock is free again, and the publication of the entry in torch's list. No weak dictionary: its
+#: callbacks would run inside the user's compiled call, where Dynamo compiles them.
+returned: dict[int, weakref.ref[Any]] = {}
 
 
 def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
@@ -88,6 +89,12 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     lock = _torch.compile_lock()
     if _torch.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
+    strayed = _frames.region_strayed()
+    if strayed is not None:
+        _torch.set_region(strayed)
+        wrapper = _frames.wrapper_above(sys._getframe(1))
+        if wrapper is not None and _frames.RETRIED not in wrapper.f_locals:
+            raise Retry
     call = _Call(original, callback, frame, cache_entry, frame_state)
     if lock._is_owned():
         return call.inside_a_compile()
@@ -114,6 +121,9 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     finally:
         call.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
         _events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
+    strayed = _frames.region_strayed()
+    if strayed is not None:
+        _torch.set_region(strayed)  # torch publishes the entry in the region that is set now
     return call.result if call.entry is None else call.reuse()
 
 
@@ -124,6 +134,7 @@ class _Call:
         self.original, self.callback, self.frame = original, callback, frame
         self.cache_entry, self.frame_state = cache_entry, frame_state
         self.code: CodeType = frame.f_code
+        self.region = _torch.region()
         self.device = _frames.device_of(frame)
         self.entry: Any = None
         self.result: Any = None
@@ -181,9 +192,11 @@ class _Call:
         guarded = self.result.guarded_code
         if guarded is not None:
             self.outcome = "compiled"
-            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), _torch.region())
+            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), self.region)
             guarded.__dict__["_safecompile_code"] = self.code
-            returned[threading.get_ident()] = guarded
+            for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:
+                returned.pop(ident, None)
+            returned[threading.get_ident()] = weakref.ref(guarded)
         else:
             self.outcome = "skipped"
             if flight is not None and self.result.apply_to_code:
@@ -229,7 +242,9 @@ def find(callback: Any, frame: Any) -> Any:
     It compares what torch's own look-up compares: the backend, the region, the guards.
     """
     code, wanted = frame.f_code, None
-    about_to_be = [one for ref in returned.valuerefs() if (one := ref()) is not None and one._safecompile_code is code]
+    about_to_be = [
+        one for ref in list(returned.values()) if (one := ref()) is not None and one._safecompile_code is code
+    ]
     for entry in [*_torch.cache_entries(code), *about_to_be]:
         made_for = _entries.what_for(entry.guard_manager)
         if made_for is None:

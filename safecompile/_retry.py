@@ -18,6 +18,10 @@ becomes ::
 On Python 3.11 and later a ``try`` costs nothing until something is raised, and ``while True`` has no test: a warm
 call runs the same instructions as before but for one or two (measured in ``benchmarks``). It adds no frame.
 ``Retry`` is a constant of the code, so that a call that runs while the patches are taken out still finds it.
+
+A second change is made where ``fullgraph=True`` finds that a call ran no compiled code. torch 2.12 to 2.14 count in a
+variable of the process, which the start of a call in another thread sets back to zero: the condition asks once more.
+It is reached only when the count is zero, so it costs a warm call nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from types import CodeType, FunctionType, ModuleType
 from . import _frames, _miss, _rewrite, _torch
 from ._patches import CodePatch, Patch
 
-_PLACEHOLDER = "safecompile: the class Retry stands here"
+_RETRY = "safecompile: the class Retry stands here"
+_REALLY = "safecompile: the function really_nothing_compiled stands here"
 
 
 class _AddHandler(ast.NodeTransformer):
@@ -43,6 +48,16 @@ class _AddHandler(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if "_maybe_set_eval_frame(_callback_from_stance(callback))" in ast.unparse(node):
             self.set_frame = node
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.test).startswith("count == 0 and "):
+            really = ast.parse("None.__call__()", mode="eval").body
+            really.func.value.value = _REALLY  # type: ignore[attr-defined]
+            node.test = ast.BoolOp(ast.And(), [node.test, really])
+            for part in ast.walk(really):
+                ast.copy_location(part, node)
         return node
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
@@ -58,7 +73,7 @@ class _AddHandler(ast.NodeTransformer):
     def _calling_again(self, call: ast.stmt) -> ast.stmt:
         assert self.set_frame is not None
         retried = ast.Assign([ast.Name(_frames.RETRIED, ast.Store())], ast.Constant(True))
-        handler = ast.ExceptHandler(ast.Constant(_PLACEHOLDER), None, [retried, copy.deepcopy(self.set_frame)])
+        handler = ast.ExceptHandler(ast.Constant(_RETRY), None, [retried, copy.deepcopy(self.set_frame)])
         body: list[ast.stmt] = [call] if isinstance(call, ast.Return) else [call, ast.Break()]
         again = ast.While(ast.Constant(True), [ast.Try(body, [handler], [], [])], [])
         for part in ast.walk(again):
@@ -87,18 +102,20 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing."""
     call = module._TorchDynamoContext.__call__
     change = _AddHandler()
-    code = _with_retry(_rewrite.recompiled(call, change.visit))
+    code = _rewrite.recompiled(call, change.visit)
     if change.changed != 1:
         msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
         raise LookupError(msg)
+    code = _with_constants(code, {_RETRY: _miss.Retry, _REALLY: _torch.really_nothing_compiled})
     wrappers = _WrapperPatch(_torch.wrapper_code(call.__code__), _torch.wrapper_code(code))
     return [CodePatch(call, code), wrappers]
 
 
-def _with_retry(code: CodeType) -> CodeType:
-    """Returns ``code`` with the class Retry in the place of the placeholder, in nested functions too."""
-    constants = (_with_retry(c) if isinstance(c, CodeType) else c for c in code.co_consts)
-    return code.replace(co_consts=tuple(_miss.Retry if c == _PLACEHOLDER else c for c in constants))
+def _with_constants(code: CodeType, values: dict[str, object]) -> CodeType:
+    """Returns ``code`` with ``values`` in the places of the placeholders, in nested functions too."""
+    constants = (_with_constants(c, values) if isinstance(c, CodeType) else c for c in code.co_consts)
+    replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
+    return code.replace(co_consts=replaced)
 
 
 def _functions_with(code: CodeType) -> list[FunctionType]:

@@ -7,6 +7,8 @@ own thread.
 
 from __future__ import annotations
 
+import ast
+import contextvars
 import threading
 from types import ModuleType
 from typing import Any
@@ -68,6 +70,49 @@ def patches_of_ddp(module: ModuleType) -> list[Patch]:
     """Returns the patches for the active DistributedDataParallel; changes nothing."""
     found = [_by_attribute(function, [host.ACTIVE_DDP_MODULE]) for function in host.ddp_functions(module)]
     return [AttributePatch(module.DistributedDataParallel, _rewrite.LOCAL, local, new=True), *found]
+
+
+def patches_of_autograd_graph(module: ModuleType) -> list[Patch]:
+    """Returns the patch for the context that a backward pass hands to autograd's workers; changes nothing."""
+    # torch 2.12 and 2.13 run each compiled backward in the one context: the second worker that enters it raises
+    # "cannot enter context". 2.14 runs each in a copy. Older releases have no such context.
+    function = module._engine_run_backward
+    if "copy_context" not in function.__code__.co_names:
+        return []
+    change = _SharedContext()
+    return [
+        AttributePatch(module, _SharedContext.NAME, _Context, new=True),
+        CodePatch(function, _rewrite.recompiled(function, change.visit)),
+    ]
+
+
+class _SharedContext(ast.NodeTransformer):
+    """Turns ``contextvars.copy_context()`` into ``__safecompile_context__()``."""
+
+    NAME = "__safecompile_context__"
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "contextvars.copy_context":
+            node.func = ast.copy_location(ast.Name(self.NAME, ast.Load()), node.func)
+        return node
+
+
+class _Context:
+    """A copy of the caller's context that any number of threads may run in at once, each in a copy of its own."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+
+    def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """As ``contextvars.Context.run``."""
+        return self._context.copy().run(function, *args, **kwargs)
+
+    def copy(self) -> contextvars.Context:
+        """As ``contextvars.Context.copy``."""
+        return self._context.copy()
 
 
 def _by_attribute(function: Any, names: Any) -> Patch:

@@ -117,6 +117,25 @@ def _parameters(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
+def wanted_region(wrapper: FrameType) -> int:
+    """Returns the region of the compiled function whose wrapper is running in this frame."""
+    return int(getattr(wrapper.f_locals.get("self"), "_isolate_recompiles_id", -1))
+
+
+def set_region(identity: int) -> None:
+    """Sets the region in which this thread's next look-up and publication happen."""
+    # torch 2.13 and 2.14 keep it in a variable of the process, which a call of another thread sets meanwhile.
+    from torch._C._dynamo import eval_frame
+
+    eval_frame.set_eval_frame_isolate_recompiles_id(identity)
+
+
+def really_nothing_compiled() -> bool:
+    """Tells whether a fullgraph call that counted no compiled frame has run none, or another thread cleared the count."""
+    # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one.
+    return threading.active_count() == 1 or bool(sys.modules[EVAL_FRAME].get_skip_reasons())
+
+
 def in_backward() -> bool:
     """Tells whether autograd is running a backward on this thread (its worker threads included)."""
     import torch

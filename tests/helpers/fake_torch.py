@@ -12,7 +12,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
-from safecompile import _miss, _torch
+from safecompile import _frames, _miss, _torch
 
 from .scheduler import Scheduler
 
@@ -128,9 +128,11 @@ class FakeTorch:
             "skipped_again": lambda callback, result, frame: result,
         }.items():
             patch.setattr(_torch, name, stand_in)
-        patch.setattr(_miss, "retrying_codes", frozenset({FakeTorch.call.__code__, FakeTorch.resume.__code__}))
+        patch.setattr(_frames, "retrying_codes", frozenset({FakeTorch.call.__code__, FakeTorch.resume.__code__}))
+        patch.setattr(_frames, "region_strayed", lambda: None)
         patch.setattr(_miss, "monotonic", self.scheduler.monotonic)
-        patch.setattr(_miss, "device_of", lambda frame: frame.f_locals["device"])
+        patch.setattr(_miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
+        patch.setattr(_frames, "device_of", lambda frame: frame.f_locals["device"])
         patch.setattr(
             _miss, "threading", SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
         )
@@ -216,5 +218,5 @@ class FakeTorch:
         left = [f"autograd mode of thread {ident}" for ident, on in self.multithreading.items() if not on]
         left += ["the lock"] if self.lock.owner else []
         left += [f"flight {key}" for key in _miss.flights]
-        left += [f"result {value}" for value in _miss.returned.values()]
+        left += [f"result {ref()}" for ref in _miss.returned.values() if ref() is not None]
         return left

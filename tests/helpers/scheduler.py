@@ -89,7 +89,8 @@ class Scheduler:
         for thread in threads:
             thread.join(1.0)
         if self.trouble is not None:
-            raise Hang(self.trouble)
+            raised = [one.error for one in self.workers if one.error is not None and not isinstance(one.error, Stuck)]
+            raise Hang(self.trouble) from next(iter(raised), None)
         return self.workers
 
     def monotonic(self) -> float:

@@ -38,7 +38,7 @@ def run(
     told: list[_events.Miss] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_miss, "flights", {})
-        patch.setattr(_miss, "returned", type(_miss.returned)())
+        patch.setattr(_miss, "returned", {})
         patch.setattr(_events, "wait_warning_s", 1e9)
         torch = FakeTorch(scheduler, patch, outcomes)
         if change is not None:

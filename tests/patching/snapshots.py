@@ -69,6 +69,17 @@ def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[str]:
     )
 
 
+def patches(before: dict[Any, Any], after: dict[Any, Any]) -> list[str]:
+    """The same for what can be called and for code: work changes counters and caches, only patches change these."""
+    return [
+        str(key)
+        for key in before.keys() | after.keys()
+        if before.get(key, _ABSENT) is not after.get(key, _ABSENT)
+        and any(callable(one.get(key)) or isinstance(one.get(key), types.CodeType) for one in (before, after))
+        and "attribute" not in key
+    ]
+
+
 def identities(before: dict[Any, Any], after: dict[Any, Any]) -> list[str]:
     """Returns the places of ``before`` at which ``after`` holds another object, however equal."""
     return sorted(

@@ -41,20 +41,21 @@ def break_it(module):
 break_it(sys.modules[{module!r}])
 before = snapshot(kept)
 safecompile.install()
-changed = [key for key in differences(before, snapshot(kept)) if "CatchErrorsWrapper" not in key]
+changed = [key for key in patches(before, snapshot(kept)) if "CatchErrorsWrapper" not in key]
 assert not changed, changed
 """
     + REFUSES
     + """
 safecompile.uninstall()
-assert not differences(before, snapshot(kept))
+left = patches(before, snapshot(kept))
+assert not left, left
 """
 )
 IMPORTED = f"""
 import sys, warnings
 import torch
 import safecompile, safecompile._install
-from tests.patching.snapshots import differences, snapshot
+from tests.patching.snapshots import patches, snapshot
 kept = lambda name: name in {PATCHED_MODULES!r}
 """
 

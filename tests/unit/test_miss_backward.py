@@ -149,6 +149,7 @@ def test_activation_checkpointing(kind: str, inside: bool) -> None:
     assert counts == expected
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_train_step_with_backward_inside() -> None:
     """A compiled step that calls backward() itself compiles as often for many threads as for one."""
 

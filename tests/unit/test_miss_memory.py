@@ -57,7 +57,8 @@ def test_compiled_models_leave_nothing_behind() -> None:
             torch.compiler.reset()  # the models share the code of forward, and so its recompile limit
     gc.collect()
     assert _miss.flights == {}
-    assert list(_miss.returned.keys()) == []
+    assert not [ref for ref in list(_miss.returned.values()) if ref() is not None]
+    assert len(_miss.returned) <= 2, "a note for each thread that ever compiled"
     assert objects_of_the_engine() <= before
     assert sum(model() is not None for model in models) == 0
 

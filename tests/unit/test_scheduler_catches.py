@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from safecompile import _miss, _torch
+from safecompile import _events, _miss, _torch
 
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Hang, every_schedule
@@ -25,7 +25,7 @@ def first_trouble(change: Change | None, jobs: list[Job], outcomes: Any = None) 
             torch, _ = run(jobs, choose, outcomes=planned, change=change)
             allowed = 1 + sum(map(len, (outcomes or {}).values()))
             assert max(Counter(torch.compiles).values()) <= allowed, f"compiled again: {torch.compiles}"
-            assert torch.scheduler.idle_s == 0, "a thread slept through its wake-up"
+            assert torch.scheduler.idle_s < _events.TICK_S, "a thread slept through its wake-up"
         except (AssertionError, Failure) as error:
             return error
     return None
@@ -47,9 +47,6 @@ def test_a_look_at_the_published_entries_only(way: str) -> None:
     class Forgetful(dict):  # type: ignore[type-arg]
         def __setitem__(self, key: Any, value: Any) -> None:
             pass
-
-        def valuerefs(self) -> list[Any]:
-            return []
 
     stopped_at: list[str] = []
 
