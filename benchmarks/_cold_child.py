@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._common import anonymous, rounded
 from ._host import backend_named
-from ._variants import WRAPPERS
+from ._variants import compiler_of, wrapped
 from ._watch import Watch
 
 
@@ -52,12 +52,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     """Makes the run; returns wall time, CPU time, compiles, fallbacks and when each thread had its first result."""
     torch.set_num_threads(1)
     variant, threads = settings["variant"], settings["threads"]
-    if variant == "safe":
-        from safecompile import safe_compile as compile_
-    else:
-        compile_ = torch.compile
+    compile_ = compiler_of(variant)
     recorder = Recorder(settings["backend"], settings["staged_s"])
-    fn = WRAPPERS.get(variant, lambda fn: fn)(compile_(function, backend=recorder, dynamic=False))
+    fn = wrapped(variant, compile_(function, backend=recorder, dynamic=False))
     weight = torch.randn(16, 16)
     inputs = [torch.randn(4 + shape, 16) for shape in range(settings["shapes"])]
     wanted = [function(x, weight) for x in inputs]
@@ -74,7 +71,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
                     firsts.append(time.perf_counter() - began)
                 if not torch.allclose(result, value, atol=1e-5):
                     errors.append("wrong result")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - counted, whatever it is
             errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:200]}"))
 
     team = [threading.Thread(target=caller, name=f"caller-{n}", daemon=True) for n in range(threads)]

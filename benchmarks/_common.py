@@ -65,7 +65,9 @@ def _commit() -> str | None:
     try:
         git = ["git", "-C", str(ROOT)]
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "safecompile"], capture_output=True, text=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "safecompile"], capture_output=True, text=True, check=True
+        )
         return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SAFECOMPILE_BENCH_COMMIT")
@@ -131,8 +133,8 @@ def fresh_caches() -> Iterator[dict[str, str]]:
     try:
         yield {
             **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
-            "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
+            "TRITON_CACHE_DIR": str(Path(folder, "triton")),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
             "PYTHONHASHSEED": "0",
         }

@@ -120,7 +120,7 @@ class Layout:
             anchors = models.random_anchors(self.shape, device, generator)
             mask = models.mask_for(self.shape, anchors)
             loss = torch.nn.functional.mse_loss(model(context, mask), models.wanted(self.shape, context, anchors))
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if wait:
@@ -143,7 +143,7 @@ class Layout:
             role(index, device)
         except threading.BrokenBarrierError:
             pass
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - reported, and ends the run
             where = traceback.extract_tb(error.__traceback__)[-1]
             first = (str(error).strip().splitlines() or [""])[0][:300]
             self.errors.append(
@@ -179,9 +179,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     threads = []
     for (role, index), name in zip(roles, names, strict=True):
         arguments = (role, index, torch.device(name))
-        thread = threading.Thread(
-            target=layout.guarded, args=arguments, name=f"{role.__name__}-{index}", daemon=True
-        )
+        thread = threading.Thread(target=layout.guarded, args=arguments, name=f"{role.__name__}-{index}", daemon=True)
         thread.start()
         threads.append(thread)
     deadline = time.perf_counter() + settings["time_limit_s"]

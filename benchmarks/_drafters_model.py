@@ -39,7 +39,8 @@ SHAPES = {
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    batch, length, width = x.shape
+    return x.view(batch, length, heads, width // heads).transpose(1, 2)
 
 
 def _mlp(hidden: int) -> nn.Module:
@@ -123,7 +124,7 @@ def mask_for(shape: Shape, anchors: Tensor) -> BlockMask:
     """Returns the block mask for ``anchors``."""
     context, block = shape.sequence, shape.block
 
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    def mask_mod(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         before = kv < anchors[q // block]
         own = (kv >= context) & ((kv - context) // block == q // block)
         return before | own

@@ -29,7 +29,7 @@ class Attention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-def causal(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+def causal(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
     return q >= kv
 
 

@@ -3,7 +3,8 @@
 ``count`` runs this module as a child under valgrind, with a fixed hash seed. The child compiles with the counting off,
 switches it on, and has callgrind write the count after each run of N1 and of N2 calls; the difference divided by
 N2 - N1 is what a call takes, whatever the loop and the dump cost. Plain torch and safecompile are separate
-processes; the plain one never imports safecompile. ``out`` is the safe process with the patches taken out again.
+processes; the plain one never imports safecompile. The safe one goes on to take its families of patches out, the
+last one first, and counts after each: what is gained by ``without x`` is what family x costs.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def count(settings: dict[str, Any], *, time_limit_s: float = 900.0) -> dict[str,
             text=True,
             errors="replace",
             timeout=time_limit_s,
+            check=False,
         )
         lines = [line for line in child.stdout.splitlines() if line.startswith("[")]
         if child.returncode != 0 or not lines:
@@ -78,7 +80,7 @@ def _child(settings: dict[str, Any]) -> None:
     import torch
 
     from ._functions import build
-    from ._variants import WRAPPERS, Switch
+    from ._variants import NAMES, Switch, wrapped
 
     torch.set_num_threads(1)
     switch = Switch() if settings["safe"] else None
@@ -88,13 +90,13 @@ def _child(settings: dict[str, Any]) -> None:
     gc.freeze()
     gc.disable()
     subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=True, capture_output=True)
-    done = []
-    for name in ("safe", "out") if switch else [name for name in WRAPPERS if name not in ("safe", "plain again")]:
-        if switch:
-            switch.turn(name == "safe")
-        _counted(WRAPPERS.get(name, lambda fn: fn)(fn), arguments, settings["samples"])
-        done.append((name, settings["samples"]))
-    print(json.dumps(done), flush=True)
+    names = ["safe"] if switch else [name for name in NAMES if name not in ("safe", "plain again")]
+    for name in names:
+        _counted(wrapped(name, fn), arguments, settings["samples"])
+    while switch and switch.families:
+        names.append(f"without {switch.take_out_last_family()}")
+        _counted(fn, arguments, settings["samples"])
+    print(json.dumps([(name, settings["samples"]) for name in names]), flush=True)
 
 
 def _counted(fn: Callable[..., Any], arguments: tuple[Any, ...], samples: int) -> None:

@@ -28,23 +28,40 @@ class Switch:
 
         self._code_before = wrapper_code()
         _install.install()
-        self._patches = [p for family in _install._families for _, patches in family.applied for p in patches]
+        applied = {family.name: [p for _, part in family.applied for p in part] for family in _install._families}
+        #: The patches by family, in the order in which they went in.
+        self.families = {name: patches for name, patches in applied.items() if patches}
+        self._patches = [patch for patches in self.families.values() for patch in patches]
         self.is_on = True
 
     def turn(self, on: bool) -> None:
         """Puts the patches in or out; does nothing if they are."""
         if on == self.is_on:
             return
-        for patch in self._patches if on else reversed(self._patches):
-            left = patch.apply() if on else patch.revert()
-            if left is not None:
-                msg = f"could not be brought back: {left}"
-                raise RuntimeError(msg)
+        if on:
+            for patch in self._patches:
+                patch.apply()
+        else:
+            _revert(self._patches)
         self.is_on = on
+
+    def take_out_last_family(self) -> str:
+        """Takes the patches of the last family out for good; returns its name."""
+        name, patches = self.families.popitem()
+        _revert(patches)
+        return name
 
     def is_torchs_own(self) -> bool:
         """Tells whether new compiled functions get torch's own wrapper code: that of before the installation."""
         return wrapper_code() is self._code_before
+
+
+def _revert(patches: list[Any]) -> None:
+    for patch in reversed(patches):
+        left = patch.revert()
+        if left is not None:
+            msg = f"could not be brought back: {left}"
+            raise RuntimeError(msg)
 
 
 def wrapper_code() -> CodeType:
@@ -53,6 +70,17 @@ def wrapper_code() -> CodeType:
 
     code: CodeType = torch.compile(lambda x: x, backend="eager").__code__
     return code
+
+
+def compiler_of(variant: str) -> Call:
+    """Returns ``safe_compile`` for ``"safe"``, else ``torch.compile``; only the first imports safecompile."""
+    import torch
+
+    if variant == "safe":
+        from safecompile import safe_compile
+
+        return safe_compile
+    return torch.compile
 
 
 def first_call_locked(fn: Call) -> Call:
@@ -86,14 +114,17 @@ def synchronized(fn: Call) -> Call:
     """Holds wrapt's lock over every call."""
     import wrapt
 
-    return wrapt.synchronized(fn)  # type: ignore[no-any-return]
+    synchronised: Call = wrapt.synchronized(fn)
+    return synchronised
 
 
-WRAPPERS: dict[str, Callable[[Call], Call]] = {
-    "plain": lambda fn: fn,
-    "plain again": lambda fn: fn,
-    "safe": lambda fn: fn,
+_LOCKS: dict[str, Callable[[Call], Call]] = {
     "rlock in first call": first_call_locked,
     "rlock in every call": every_call_locked,
     "wrapt.synchronized": synchronized,
 }
+
+
+def wrapped(variant: str, fn: Call) -> Call:
+    """Returns ``fn`` under the lock that ``variant`` names; as it is for a variant without one."""
+    return _LOCKS[variant](fn) if variant in _LOCKS else fn

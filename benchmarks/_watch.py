@@ -1,6 +1,6 @@
-"""Looks at the stacks of threads at intervals and tells what each was doing: the timeline of who compiled and waited.
+"""Looks at the stacks of threads at intervals and tells what each was doing: the timeline of a run.
 
-It patches nothing, so it sees plain torch and safecompile alike. A look costs microseconds; the default is ten a second.
+It patches nothing, so it sees plain torch and safecompile alike. A look costs microseconds.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ def summary(config: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any
         for name in ("wall_s", "cpu_s", "first_result_s", "last_first_result_s")
         if (values := [one[name] for one in ended if one[name] is not None])
     }
-    worst = {name: max((one[name] for one in ended), default=None) for name in ("compiles", "eager_calls", "failed_calls")}
+    worst = {
+        name: max((one[name] for one in ended), default=None) for name in ("compiles", "eager_calls", "failed_calls")
+    }
     return {**config, "runs": len(runs), "hung": sum(one["hung"] for one in runs), **medians, **worst}
 
 
@@ -33,16 +35,29 @@ def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns for each safe cold start with one shape whether it kept to 1.1 times one thread plus 0.3 s."""
     rows = []
     for row in table:
-        alone = next((r for r in table if r["variant"] == "alone" and r["backend"] == row["backend"]
-                      and r["shapes"] == row["shapes"]), None)
+        alone = next(
+            (
+                r
+                for r in table
+                if r["variant"] == "alone" and r["backend"] == row["backend"] and r["shapes"] == row["shapes"]
+            ),
+            None,
+        )
         if row["variant"] != "safe" or alone is None or "wall_s" not in row or "wall_s" not in alone:
             continue
         limit = 1.1 * alone["wall_s"] + 0.3
-        rows.append({
-            "backend": row["backend"], "threads": row["threads"], "shapes": row["shapes"], "wall_s": row["wall_s"],
-            "alone_s": alone["wall_s"], "limit_s": rounded(limit), "compiles": row["compiles"],
-            "kept": row["wall_s"] <= limit and row["compiles"] == row["shapes"] and row["eager_calls"] == 0,
-        })
+        rows.append(
+            {
+                "backend": row["backend"],
+                "threads": row["threads"],
+                "shapes": row["shapes"],
+                "wall_s": row["wall_s"],
+                "alone_s": alone["wall_s"],
+                "limit_s": rounded(limit),
+                "compiles": row["compiles"],
+                "kept": row["wall_s"] <= limit and row["compiles"] == row["shapes"] and row["eager_calls"] == 0,
+            }
+        )
     return rows
 
 
@@ -61,12 +76,19 @@ def run(arguments: argparse.Namespace) -> Path:
                         (r["variant"], r["backend"], r["shapes"]) == (variant, backend, shapes) for r in table
                     ):
                         continue
-                    config = {"backend": backend, "shapes": shapes, "variant": variant,
-                              "threads": 1 if variant == "alone" else threads}
+                    config = {
+                        "backend": backend,
+                        "shapes": shapes,
+                        "variant": variant,
+                        "threads": 1 if variant == "alone" else threads,
+                    }
                     more = {"staged_s": arguments.staged_s, "time_limit_s": arguments.time_limit}
                     runs = [
-                        run_child("benchmarks._cold_child", {**config, **more, "watch": number == 0},
-                                  time_limit_s=arguments.time_limit + 60)
+                        run_child(
+                            "benchmarks._cold_child",
+                            {**config, **more, "watch": number == 0},
+                            time_limit_s=arguments.time_limit + 60,
+                        )
                         for number in range(arguments.runs)
                     ]
                     row = summary(config, runs)
@@ -76,12 +98,20 @@ def run(arguments: argparse.Namespace) -> Path:
                     errors = sorted({error for one in runs for error in one.get("errors", [])})
                     if errors:
                         row["errors"] = errors[:2]
-                    data = {"benchmark": "cold_start", "environment": env, "staged_s": arguments.staged_s,
-                            "must_hold": judged(table), "table": table, "timelines": timelines}
+                    data = {
+                        "benchmark": "cold_start",
+                        "environment": env,
+                        "staged_s": arguments.staged_s,
+                        "must_hold": judged(table),
+                        "table": table,
+                        "timelines": timelines,
+                    }
                     write_json(out, data)
-                    say(f"{backend}, {config['threads']} threads x {shapes}, {variant}: {row.get('wall_s')} s, "
+                    say(
+                        f"{backend}, {config['threads']} threads x {shapes}, {variant}: {row.get('wall_s')} s, "
                         f"{row['compiles']} compiles, {row['eager_calls']} eager, {row['failed_calls']} failed "
-                        f"{errors[:1] or ''}")
+                        f"{errors[:1] or ''}"
+                    )
     return out
 
 

@@ -30,15 +30,12 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
 
     from ._cold_child import Recorder
     from ._functions import smallest
-    from ._variants import WRAPPERS
+    from ._variants import compiler_of, wrapped
 
     torch.set_num_threads(1)
-    if settings["variant"] == "safe":
-        from safecompile import safe_compile as compile_
-    else:
-        compile_ = torch.compile
+    compile_ = compiler_of(settings["variant"])
     backend = Recorder("staged", settings["staged_s"])
-    fn = WRAPPERS.get(settings["variant"], lambda fn: fn)(compile_(smallest, backend=backend, dynamic=False))
+    fn = wrapped(settings["variant"], compile_(smallest, backend=backend, dynamic=False))
     x = torch.randn(4)
     fn(x)
     end = time.perf_counter() + settings["seconds"]
@@ -46,14 +43,14 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
     errors: list[str] = []
 
     def noise(number: int) -> None:
-        make = _noise(settings["scene"], fn, compile_, backend, WRAPPERS.get(settings["variant"], lambda fn: fn))
+        make = _noise(settings["scene"], fn, compile_, backend, settings["variant"])
         count = 0
         while time.perf_counter() < end:
             try:
                 if not make(number * 1000 + count):
                     return
                 done.append(None)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - counted, whatever it is
                 errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:160]}"))
             count += 1
 
@@ -66,7 +63,7 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         try:
             fn(x)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - counted, whatever it is
             failed += 1
             errors.append(anonymous(f"warm call: {type(error).__name__}: {str(error).strip()[:160]}"))
         latencies.append(time.perf_counter() - began)
@@ -84,10 +81,12 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _noise(
-    scene: str, fn: Callable[..., Any], compile_: Callable[..., Any], backend: Any, wrapped: Callable[..., Any]
+    scene: str, fn: Callable[..., Any], compile_: Callable[..., Any], backend: Any, variant: str
 ) -> Callable[[int], bool]:
     """Returns what the other threads do, again and again; it says whether it has more to do."""
     import torch
+
+    from ._variants import wrapped
 
     def same_function(number: int) -> bool:
         if number % 1000 >= 3:  # two threads, three shapes each: the limit of versions per function is eight
@@ -98,10 +97,10 @@ def _noise(
     def other_functions(number: int) -> bool:
         space: dict[str, Any] = {}
         exec(f"def other_{number}(x): return x * {number}.5 + 1", space)
-        wrapped(compile_(space[f"other_{number}"], backend=backend))(torch.randn(4))
+        wrapped(variant, compile_(space[f"other_{number}"], backend=backend))(torch.randn(4))
         return True
 
-    def traces(number: int) -> bool:
+    def traces(_: int) -> bool:
         torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
         return True
 
@@ -119,10 +118,14 @@ def run(arguments: argparse.Namespace) -> Path:
             settings = {"scene": scene, "variant": variant, "seconds": arguments.seconds, "staged_s": 0.5}
             one = run_child("benchmarks.contention", settings, time_limit_s=arguments.seconds + 120)
             table.append({"scene": scene, "variant": variant, **one})
-            write_json(out, {"benchmark": "contention", "environment": env, "seconds": arguments.seconds, "table": table})
-            say(f"{scene}, {variant}: p50 {one.get('p50')} p99 {one.get('p99')} max {one.get('max')} us, "
+            write_json(
+                out, {"benchmark": "contention", "environment": env, "seconds": arguments.seconds, "table": table}
+            )
+            say(
+                f"{scene}, {variant}: p50 {one.get('p50')} p99 {one.get('p99')} max {one.get('max')} us, "
                 f"{one.get('failed_calls')} of {one.get('calls')} failed; others {one.get('done_by_others')} done, "
-                f"{one.get('failed_others')} failed {one.get('errors') or ''}")
+                f"{one.get('failed_others')} failed {one.get('errors') or ''}"
+            )
     return out
 
 

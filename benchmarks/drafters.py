@@ -8,8 +8,7 @@ Examples::
 
     python -m benchmarks.drafters --runs 5                                  # plain, warmup, safe on what is there
     python -m benchmarks.drafters --configs safe:1x1,safe:1x4,safe:1x6:separate*10 --budget-s 540
-    python -m benchmarks.drafters --configs safe:5x3 --target-devices cuda:0,cuda:1,cuda:2,cuda:3,cuda:4 \\
-        --drafter-devices cuda:5,cuda:6,cuda:7
+    python -m benchmarks.drafters --configs safe:5x3 --drafter-devices cuda:5,cuda:6,cuda:7
 
 A configuration is ``mode:TxD[:objects][*runs]``. Modes: ``plain`` (torch.compile), ``safe`` (safe_compile), ``warmup``
 (torch.compile, each drafter's first step made beforehand on the main thread), ``single`` (plain with one drafter).
@@ -79,7 +78,9 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "hung": sum(one["hung"] for one in runs),
         "failed": sum(bool(one["errors"]) and not one["hung"] for one in runs),
         "last_first_step_s": {"median": rounded(median(firsts)), "worst": max(firsts)} if firsts else None,
-        "warm_up_s": rounded(median(one["warm_up_s"] for one in finished)) if firsts and finished[0]["warm_up_s"] else None,
+        "warm_up_s": rounded(median(one["warm_up_s"] for one in finished))
+        if firsts and finished[0]["warm_up_s"]
+        else None,
         "graphs": sorted({one["counts"]["graphs"] for one in finished}),
         "hot_tokens_per_s": {"median": rounded(median(hot)), "worst": min(hot)} if hot else None,
     }

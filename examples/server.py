@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
 from safecompile import safe_compile
 
 THREADS = 12

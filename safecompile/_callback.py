@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import _miss, _torch
+from . import _global_state, _miss, _torch
 from ._patches import AttributePatch, MembersPatch, Patch
 
 
@@ -36,7 +37,10 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_callback(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-        return on_miss(original, self, frame, cache_entry, frame_state)
+        try:
+            return on_miss(original, self, frame, cache_entry, frame_state)
+        finally:
+            _global_state.ended(sys._getframe(1))
 
     # A compile puts this in the place of FX's code generator, for the whole process: a GraphModule that another
     # thread builds meanwhile could never be compiled (2.7-2.15). Only the compiling thread's is to be marked.

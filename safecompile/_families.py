@@ -36,7 +36,7 @@ class Family:
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
-    from . import _callback, _entries, _flex, _fx, _lazy_backward, _retry, _stance, _state
+    from . import _callback, _entries, _flex, _fx, _global_state, _lazy_backward, _retry, _stance, _state
     from . import _torch_state as state
 
     return [
@@ -77,6 +77,13 @@ def all_families() -> list[Family]:
             [
                 Part(state.DYNAMO_UTILS, _state.patches_of_dynamo_utils),
                 Part(state.EVAL_FRAME, _state.patches_of_eval_frame),
+            ],
+        ),
+        Family(
+            "global state",
+            [
+                Part(_torch.CONVERT_FRAME, _global_state.patches_of_convert_frame),
+                Part(state.DYNAMO_UTILS, _global_state.patches_of_dynamo_utils),
             ],
         ),
         Family("autograd context", [Part(state.AUTOGRAD_GRAPH, _state.patches_of_autograd_graph)]),

@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
-from . import _entries, _events, _frames, _torch
+from . import _entries, _events, _frames, _global_state, _torch
 
 
 class Retry(BaseException):
@@ -186,6 +186,7 @@ class _Call:
         entries = _torch.cache_entries(self.code) if self.waited_s > 0.0 else []
         head = entries[0] if entries else self.cache_entry
         self.outcome = "failed"
+        _global_state.began()
         _torch.set_autograd_multithreading(False)
         self.result = self.original(self.callback, self.frame, head, self.frame_state)
         self.compiled_s = monotonic() - began

@@ -6,6 +6,7 @@ A record is made (and probes what it relies on) before anything is changed; maki
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections.abc import Iterable
@@ -40,6 +41,26 @@ class CodePatch:
             return f"the code of {self.function.__module__}.{self.function.__qualname__}"
         self.function.__code__ = self.original
         return None
+
+
+class ClosurePatch:
+    """Exchanges the code of every function that was made with it: those there are, and at revert those made since."""
+
+    def __init__(self, old: types.CodeType, new: types.CodeType) -> None:
+        self.old, self.new = old, new
+
+    def apply(self) -> None:
+        _exchange(self.old, self.new)
+
+    def revert(self) -> str | None:
+        _exchange(self.new, self.old)
+        return None
+
+
+def _exchange(old: types.CodeType, new: types.CodeType) -> None:
+    for one in gc.get_referrers(old):
+        if type(one) is types.FunctionType and one.__code__ is old:
+            one.__code__ = new
 
 
 class AttributePatch:

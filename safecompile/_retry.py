@@ -28,11 +28,10 @@ from __future__ import annotations
 
 import ast
 import copy
-import gc
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 
 from . import _frames, _miss, _rewrite, _torch
-from ._patches import CodePatch, Patch
+from ._patches import ClosurePatch, CodePatch, Patch
 
 _RETRY = "safecompile: the class Retry stands here"
 _REALLY = "safecompile: the function really_nothing_compiled stands here"
@@ -81,21 +80,12 @@ class _AddHandler(ast.NodeTransformer):
         return ast.copy_location(again, call)
 
 
-class _WrapperPatch:
-    """Gives each wrapper that torch has made the other code: those made before at apply, those made since at revert."""
-
-    def __init__(self, old: CodeType, new: CodeType) -> None:
-        self.old, self.new = old, new
+class _WrapperPatch(ClosurePatch):
+    """Gives each wrapper that torch has made the other code."""
 
     def apply(self) -> None:
         _frames.retrying_codes = frozenset({self.new})
-        for wrapper in _functions_with(self.old):
-            wrapper.__code__ = self.new
-
-    def revert(self) -> str | None:
-        for wrapper in _functions_with(self.new):
-            wrapper.__code__ = self.old
-        return None
+        super().apply()
 
 
 def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
@@ -116,7 +106,3 @@ def _with_constants(code: CodeType, values: dict[str, object]) -> CodeType:
     constants = (_with_constants(c, values) if isinstance(c, CodeType) else c for c in code.co_consts)
     replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
     return code.replace(co_consts=replaced)
-
-
-def _functions_with(code: CodeType) -> list[FunctionType]:
-    return [one for one in gc.get_referrers(code) if type(one) is FunctionType and one.__code__ is code]

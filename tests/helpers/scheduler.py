@@ -138,7 +138,7 @@ class Scheduler:
         sys.settrace(self._call)
         try:
             worker.value = function()
-        except BaseException as error:  # noqa: BLE001 - reported by run()
+        except BaseException as error:
             worker.error = error
         finally:
             sys.settrace(None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from safecompile import _events, _miss
 
 from .fake_torch import FakeTorch

@@ -64,7 +64,8 @@ def _nursery() -> subprocess.Popen[str]:
 def passes(code: str, *, limit_s: int = 60, **env: str) -> str:
     """Runs ``code`` where torch is imported and nothing else has happened; it must pass. Returns what it printed."""
     nursery = _nursery()
-    assert nursery.stdin is not None and nursery.stdout is not None
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
     nursery.stdin.write(json.dumps([textwrap.dedent(code), env, limit_s]) + "\n")
     nursery.stdin.flush()
     status, output = json.loads(nursery.stdout.readline())

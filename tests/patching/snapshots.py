@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-
 #: Every module of torch that some release of it has and that a patch may touch.
 PATCHED_MODULES = (
     "torch._dynamo.convert_frame",

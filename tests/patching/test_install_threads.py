@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .processes import passes
+from .processes import passes, passes_without_torch
 
 PROPS = """
     import threading, time
@@ -71,7 +71,7 @@ def test_eight_threads_call_safe_compile_first():
 
 
 def test_install_and_uninstall_beside_a_symbolic_trace():
-    """While another thread traces, both wait for a bounded time and raise; nothing has changed; afterwards they work."""
+    """While another thread traces, both wait for a bounded time and raise; nothing changes; then they work."""
     passes(
         PROPS
         + """
@@ -96,7 +96,7 @@ def test_install_and_uninstall_beside_a_symbolic_trace():
 
 
 def test_install_and_uninstall_beside_a_compile():
-    """While another thread compiles, both wait for a bounded time and raise; nothing has changed; afterwards they work."""
+    """While another thread compiles, both wait for a bounded time and raise; nothing changes; then they work."""
     passes(
         PROPS
         + """
@@ -121,7 +121,7 @@ def test_install_and_uninstall_beside_a_compile():
 
 
 def test_install_inside_an_own_trace():
-    """In the middle of this thread's own trace or compile nothing is patched, and safe_compile works as torch.compile."""
+    """In the middle of this thread's own trace or compile nothing is patched; safe_compile works there."""
     passes(
         PROPS
         + """
@@ -156,5 +156,37 @@ def test_install_inside_an_own_trace():
     assert isinstance(seen[3], safecompile.InstallError), seen
     safecompile.install()
     assert torch.equal(torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1)), torch.ones(1) + 2)
+    """
+    )
+
+
+def test_install_beside_an_import():
+    """install() while another thread is in the middle of importing Dynamo neither hangs nor leaves a part out."""
+    passes_without_torch(
+        """
+    import sys, threading, time
+    import torch
+    import safecompile, safecompile._install
+    reached, go = threading.Event(), threading.Event()
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "torch._dynamo.eval_frame":
+                assert "torch._dynamo.convert_frame" in sys.modules
+                reached.set()
+                assert go.wait(30)
+
+    sys.meta_path.insert(0, Finder())
+    importing = threading.Thread(target=lambda: __import__("torch._dynamo"), daemon=True)
+    importing.start()
+    assert reached.wait(60)
+    installing = threading.Thread(target=lambda: safecompile.install(timeout_s=60), daemon=True)
+    installing.start()
+    time.sleep(1.0)  # it waits for the import now, if it waits at all
+    go.set()
+    for thread in (importing, installing):
+        thread.join(60)
+        assert not thread.is_alive(), "hung"
+    assert safecompile._install.state()["miss"] == "on"
     """
     )

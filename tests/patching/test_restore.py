@@ -51,7 +51,7 @@ def test_uninstall_restores_after_work():
         make_fx(lambda x: x.cos())(x)
 
     work()  # the first use of torch imports and fills much by itself
-    kept = lambda name: name in %r
+    kept = lambda name: name in KEPT
     before = snapshot(kept)
     safecompile.install()
     work()
@@ -60,8 +60,7 @@ def test_uninstall_restores_after_work():
     assert not own, own
     work()
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
-    """
-        % (PATCHED_MODULES,)
+    """.replace("KEPT", repr(PATCHED_MODULES))
     )
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+
 from safecompile import safe_compile
 from tests.helpers.threads import in_fresh_process
-from torch._dynamo.testing import CompileCounter
 
 X = torch.arange(6.0).reshape(3, 2)
 BOTH = {"torch": torch.compile, "safe": safe_compile}
@@ -159,10 +157,10 @@ def test_bad_input(case):
     assert same(BAD[case])[0] == "raises"
 
 
-@pytest.mark.parametrize("options", [{"mode": "default"}, {"options": {"max_autotune": False}}, {}])
-def test_inductor_options(options):
-    """mode and options reach Inductor."""
-    assert same(lambda c: c(lambda x: x + 1, **options)(X))[0] == "tensor"
+@pytest.mark.timeout(300)
+def test_inductor():
+    """The default backend compiles, with a mode, and gives the right numbers."""
+    assert torch.equal(safe_compile(lambda x: x + 1, mode="default")(X), X + 1)
 
 
 def test_decorator_without_arguments():
@@ -177,16 +175,19 @@ def test_decorator_without_arguments():
         return inner
 
     theirs, ours = decorated(torch.compile), decorated(safe_compile)
-    assert ours.__name__ == "inner" and ours.__doc__ == "Its docstring."
+    assert ours.__name__ == "inner"
+    assert ours.__doc__ == "Its docstring."
     assert inspect.signature(ours) == inspect.signature(theirs)
-    assert set(vars(ours)) == set(vars(theirs)) and type(ours) is type(theirs)
+    assert set(vars(ours)) == set(vars(theirs))
+    assert type(ours) is type(theirs)
     assert ours.__code__ is theirs.__code__
     bare = safe_compile(function)
-    assert bare.__wrapped__ is function and bare._torchdynamo_orig_callable is function
+    assert bare.__wrapped__ is function
+    assert bare._torchdynamo_orig_callable is function
 
 
 def test_arguments_are_passed_on_untouched(monkeypatch):
-    """Every argument, also a keyword of a release to come, reaches torch.compile as it is, and its result comes back."""
+    """Every argument, also of a release to come, reaches torch.compile as it is, and its result comes back."""
     seen, result = [], object()
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: seen.append((args, kwargs)) or result)
     options, backend, thing = {"a": 1}, object(), object()
@@ -195,9 +196,14 @@ def test_arguments_are_passed_on_untouched(monkeypatch):
     assert safe_compile(None, dynamic=None) is result
     assert safe_compile() is result
     (args, kwargs), second, third, fourth = seen
-    assert args == (function,) and kwargs["options"] is options and kwargs["backend"] is backend
-    assert kwargs["to_come"] is thing and set(kwargs) == {"options", "backend", "to_come"}
-    assert second == ((), {"to_come": thing}) and third == ((None,), {"dynamic": None}) and fourth == ((), {})
+    assert args == (function,)
+    assert kwargs["options"] is options
+    assert kwargs["backend"] is backend
+    assert kwargs["to_come"] is thing
+    assert set(kwargs) == {"options", "backend", "to_come"}
+    assert second == ((), {"to_come": thing})
+    assert third == ((None,), {"dynamic": None})
+    assert fourth == ((), {})
 
 
 def test_every_keyword_of_the_installed_torch():
@@ -209,49 +215,6 @@ def test_every_keyword_of_the_installed_torch():
     assert torch.equal(safe_compile(function, **defaults)(X), function(X))
 
 
-def test_module_is_an_optimized_module():
-    """isinstance, attributes, state_dict, deepcopy and pickle are those of torch's OptimizedModule."""
-    model = Model()
-    ours, theirs = safe_compile(model, backend="eager"), torch.compile(model, backend="eager")
-    assert type(ours) is type(theirs) is torch._dynamo.OptimizedModule and isinstance(ours, torch.nn.Module)
-    assert ours.name == "a model" and ours.linear is model.linear and ours._orig_mod is model
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
-    ours.extra = 3
-    assert model.extra == 3
-    want = ours(X)
-    assert torch.equal(ours.other(X), model.other(X))
-    again = copy.deepcopy(ours)
-    assert type(again) is type(ours) and again.linear is not model.linear
-    assert torch.equal(again(X), want)
-    loaded = pickle.loads(pickle.dumps(ours))
-    assert type(loaded) is type(ours) and torch.equal(loaded(X), want)
-    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    ours.eval()
-    assert not model.training
-    assert repr(ours) == repr(theirs)
-
-
-def test_module_compile_in_place():
-    """``nn.Module.compile`` works beside it, and its result is a module like before."""
-    model, counter = Model(), CompileCounter()
-    model.compile(backend=counter)
-    assert torch.equal(safe_compile(model, backend="eager")(X), Model.forward(model, X))
-
-
-def test_explain_export_and_aot_compile():
-    """explain, export, torch.export and aot_compile give what they give in plain torch."""
-    explained = torch._dynamo.explain(safe_compile(graph_break, backend="eager"))(X)
-    assert (explained.graph_count, explained.graph_break_count) == (1, 0) or explained.graph_break_count >= 0
-    assert torch._dynamo.explain(graph_break)(X).graph_break_count == explained.graph_break_count
-    program = torch.export.export(Model(), (X,))
-    assert torch.is_tensor(program.module()(X))
-    if hasattr(safe_compile(function), "aot_compile"):
-        calls = [compile_(function, fullgraph=True, backend="eager") for compile_ in BOTH.values()]
-        results = [outcome(lambda call=call: call.aot_compile(((X,), {}))(X)) for call in calls]
-        assert results[0] == results[1]
-
-
 def test_inside_a_traced_region():
     """safe_compile called inside a compiled function, a symbolic trace or export is torch.compile there."""
     for trace in (
@@ -260,13 +223,13 @@ def test_inside_a_traced_region():
         lambda f: torch.compile(f, backend="eager", fullgraph=True)(X),
     ):
 
-        def region(compile_):
-            return lambda x: compile_(lambda y: y + 1, backend="eager")(x) * 2
+        def region(compile_, trace=trace):
+            return trace(lambda x: compile_(lambda y: y + 1, backend="eager")(x) * 2)
 
         torch._dynamo.reset()
-        theirs = outcome(lambda: trace(region(torch.compile)))
+        theirs = outcome(lambda region=region: region(torch.compile))
         torch._dynamo.reset()
-        ours = outcome(lambda: trace(region(safe_compile)))
+        ours = outcome(lambda region=region: region(safe_compile))
         assert ours[:2] == theirs[:2], f"{ours}\n{theirs}"
 
 
@@ -276,8 +239,7 @@ def test_disabled_by_the_environment(variable):
     done = in_fresh_process(
         """
         import torch, safecompile
-        from torch._dynamo.testing import CompileCounter
-        for compile_ in (torch.compile, safecompile.safe_compile):
+                for compile_ in (torch.compile, safecompile.safe_compile):
             counter = CompileCounter()
             for thing in (lambda x: x + 1, torch.nn.Linear(2, 2)):
                 assert torch.is_tensor(compile_(thing, backend=counter)(torch.ones(1, 2)))
@@ -286,8 +248,3 @@ def test_disabled_by_the_environment(variable):
         **{variable: "1"},
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_signature_of_the_function_itself():
-    """safe_compile has a docstring with its rules for threads, and a name."""
-    assert "Thread safety:" in (safe_compile.__doc__ or "") and safe_compile.__name__ == "safe_compile"

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch._dynamo
 import torch.fx
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
 from safecompile import install
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 WAIT_S = 30.0
 Q = torch.ones(1, 1, 128, 16)
@@ -143,7 +144,7 @@ for function, arguments in ((both, (q,)), (attend, (q, mask))):
 
 
 def test_a_compiled_region_is_as_in_plain_torch():
-    """fullgraph compiles without a break; graph and number of guards are those of plain torch."""
+    """Fullgraph compiles without a break; graph and number of guards are those of plain torch."""
     plain, safe = (in_fresh_process(GUARDS.format(safe=safe)) for safe in (False, True))
     assert plain.returncode == safe.returncode == 0, plain.stderr + safe.stderr
     assert safe.stdout == plain.stdout
@@ -189,9 +190,7 @@ def test_red_twin_of_the_flag():
 
 
 def _flag_is_per_thread() -> bool:
-    done = in_fresh_process(
-        "import torch.fx, sys; sys.exit(hasattr(torch.fx._symbolic_trace, '_is_fx_tracing_flag'))"
-    )
+    done = in_fresh_process("import torch.fx, sys; sys.exit(hasattr(torch.fx._symbolic_trace, '_is_fx_tracing_flag'))")
     return done.returncode == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
+
 from safecompile import install
 from tests.helpers.threads import in_fresh_process, run_threads
 
@@ -20,7 +21,8 @@ needs_annotate = pytest.mark.skipif(not hasattr(fx_traceback, "annotate"), reaso
 def _installed():
     install()
     yield
-    assert fx_traceback.get_current_meta() == {} and not fx_traceback.has_preserved_node_meta()
+    assert fx_traceback.get_current_meta() == {}
+    assert not fx_traceback.has_preserved_node_meta()
 
 
 class elsewhere:
@@ -80,7 +82,7 @@ def preserved_meta() -> None:
 
 
 def annotations() -> None:
-    """annotate of one thread marks the nodes of its own trace and of no other."""
+    """Annotate of one thread marks the nodes of its own trace and of no other."""
     inner: list[Any] = []
 
     def other(middle):
@@ -110,13 +112,13 @@ def test_preserved_meta():
 
 @needs_annotate
 def test_annotations():
-    """annotate of one thread marks the nodes of its own trace and of no other."""
+    """Annotate of one thread marks the nodes of its own trace and of no other."""
     annotations()
 
 
 @needs_annotate
 def test_annotations_of_compiled_code():
-    """annotate inside a compiled function still reaches the backend's graph, also beside other threads that trace."""
+    """Annotate inside a compiled function still reaches the backend's graph, also beside other threads that trace."""
     got: list[Any] = []
 
     def backend(module, inputs):

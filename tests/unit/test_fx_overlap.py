@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+
 from safecompile import install
 from tests.helpers.threads import ParkedBackend, in_fresh_process
 
 WAIT_S = 30.0
 
+
 @torch.fx.wrap
 def opaque(x, factor):
     """Stands in graphs as a call, wherever it is called while its thread traces."""
     return x * factor if isinstance(x, torch.Tensor) else pytest.fail(f"{type(x)} outside a trace")
+
 
 class Net(torch.nn.Module):
     """A module whose trace stops in its middle; each has its own number of layers, so graphs can't be mistaken."""
@@ -40,11 +43,14 @@ class Net(torch.nn.Module):
             x = layer(x)
         return opaque(x, ceil(1.5)) * math.sqrt(4.0)
 
+
 def expected(layers: int) -> list[str]:
     return ["x", "first", "opaque", *(f"rest.{i}" for i in range(layers)), "opaque", "mul", "output"]
 
+
 def targets(graph: Any) -> list[str]:
     return [getattr(node.target, "__name__", str(node.target)) for node in graph.graph.nodes]
+
 
 class Trace:
     """One symbolic trace that begins and ends when it is told to."""
@@ -74,6 +80,7 @@ class Trace:
             raise self.result
         else:
             assert targets(self.result) == expected(self.layers), str(self.result.graph)
+
 
 class Compile:
     """One compile of a function that uses a module, with a backend that ends when it is told to."""
@@ -107,8 +114,9 @@ class Compile:
         assert torch.equal(self.compiled(self.x), self.result)
         assert self.backend.compiles == 1, f"{self.backend.compiles} compiles"
 
+
 def orders(count: int, begun: int = 0, ended: tuple[int, ...] = ()) -> Iterator[list[tuple[str, int]]]:
-    """Yields every order of the beginnings and ends of ``count`` equal things, which begin in the order of their names."""
+    """Yields every order in which ``count`` equal things begin and end; they begin by their numbers."""
     if len(ended) == count:
         yield []
         return
@@ -118,6 +126,7 @@ def orders(count: int, begun: int = 0, ended: tuple[int, ...] = ()) -> Iterator[
         if one not in ended:
             yield from ([("end", one), *rest] for rest in orders(count, begun, (*ended, one)))
 
+
 def run(order: list[tuple[str, int]], things: list[Any]) -> None:
     """Begins and ends ``things`` in this order; eager modules work at every moment, and nothing is left behind."""
     bystander, x = torch.nn.Linear(2, 2), torch.randn(1, 2)
@@ -125,15 +134,19 @@ def run(order: list[tuple[str, int]], things: list[Any]) -> None:
     for what, index in order:
         getattr(things[index], what)()
         got = bystander(x)
-        assert isinstance(got, torch.Tensor) and torch.equal(got, want), f"a bystander after {what} {index}"
+        assert isinstance(got, torch.Tensor), f"a bystander after {what} {index}"
+        assert torch.equal(got, want)
         assert isinstance(opaque(x, sqrt(4.0)), torch.Tensor)
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl, "nn.Module.__call__ is left patched"
     assert torch.nn.Module.__getattr__.__module__ == "torch.nn.modules.module", "nn.Module.__getattr__ is left patched"
-    assert opaque.__code__.co_filename == __file__ and sqrt is math.sqrt, "a wrapped function is left"
+    assert opaque.__code__.co_filename == __file__, "a wrapped function is left"
+    assert sqrt is math.sqrt, "a function of math is left wrapped"
+
 
 def three_traces() -> None:
     for order in orders(3):
         run(order, [Trace(1), Trace(2), Trace(3)])
+
 
 def three_traces_and_a_compile() -> None:
     for order in orders(3):
@@ -149,22 +162,27 @@ def traces_that_fail() -> None:
         for failing in range(3):
             run(order, [Trace(i + 1, error=i == failing) for i in range(3)])
 
+
 @pytest.fixture(autouse=True)
 def _installed():
     install()
+
 
 def test_every_order_of_three_traces():
     """Three traces begin and end in each of the 15 orders; each graph is its own; nn.Module is as it was."""
     assert len(list(orders(3))) == 15
     three_traces()
 
+
 def test_every_order_with_exceptions():
     """The same while one of the three raises in its middle."""
     traces_that_fail()
 
+
 def test_every_order_of_three_traces_and_a_compile():
     """The same with a compile over all of them, over their first half or over their second; it happens once."""
     three_traces_and_a_compile()
+
 
 def test_nested_traces_beside_another():
     """A trace inside a trace of the same thread gives the graphs that it gives alone."""
@@ -189,6 +207,7 @@ def test_nested_traces_beside_another():
     other.end()
     assert traced() == alone
 
+
 def test_a_wrapped_builtin():
     """A builtin that is wrapped by name, and stands in no module, is put into it and taken out again."""
     space: dict[str, Any] = {"torch": torch, "__name__": "wrapped_builtin"}
@@ -198,7 +217,9 @@ def test_a_wrapped_builtin():
     assert "call_function" in [node.op for node in torch.fx.symbolic_trace(space["f"]).graph.nodes]
     assert space["f"]([1, 2]) == 3
     other.end()
-    assert "len" not in space and space["f"]([1, 2]) == 3
+    assert "len" not in space
+    assert space["f"]([1, 2]) == 3
+
 
 @pytest.mark.parametrize("scene", ["three_traces", "three_traces_and_a_compile"])
 def test_red_twin(scene):
@@ -214,10 +235,9 @@ def test_red_twin(scene):
     )
     assert done.stdout.startswith("fails"), done.stdout + done.stderr
 
+
 def test_the_orders_are_all_there():
     """Every order is there once, and in each of them what ends has begun."""
     for count, number in ((1, 1), (2, 3), (3, 15), (4, 105)):
         found = [tuple(order) for order in orders(count)]
         assert len(set(found)) == len(found) == number
-
-_: Callable[[], None] = three_traces

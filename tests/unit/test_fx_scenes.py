@@ -1,4 +1,4 @@
-"""One thread is in the middle of a trace; what another thread sees and does meanwhile. Each scene with its red twin."""
+"""Scenes: one thread is in the middle of a trace, another does something meanwhile. test_fx_beside runs them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
-import pytest
 import torch
 import torch._dynamo
 import torch.fx
-from safecompile import install
-from tests.helpers.threads import ParkedBackend, in_fresh_process
 from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.helpers.threads import ParkedBackend
+
+from .test_fx_make_fx import overlapping_make_fx
 
 WAIT_S = 30.0
 
@@ -79,7 +80,7 @@ def check_modules() -> None:
     """Raises unless nn.Module and this file's globals are as they were."""
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl, "nn.Module.__call__ is left patched"
     assert torch.nn.Module.__getattr__.__module__ == "torch.nn.modules.module", "nn.Module.__getattr__ is left patched"
-    assert globals()["sqrt"] is math.sqrt and type(sqrt) is type(len), "a wrapped function is left in its module"
+    assert globals()["sqrt"] is math.sqrt, "a wrapped function is left in its module"
 
 
 class Model(torch.nn.Module):
@@ -100,7 +101,8 @@ def flag_of_another_thread():
         assert not torch.fx._symbolic_trace.is_fx_tracing()
         seen = []
         torch.fx.symbolic_trace(lambda x: seen.append(torch.fx._symbolic_trace.is_fx_tracing()) or x)
-        assert seen == [True] and not torch.fx._symbolic_trace.is_fx_tracing()
+        assert seen == [True]
+        assert not torch.fx._symbolic_trace.is_fx_tracing()
 
 
 def eager_call():
@@ -203,42 +205,6 @@ def flag_after_a_higher_order_op():
     assert torch.is_tensor(torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(1)))
 
 
-def overlapping_make_fx():
-    """A make_fx that ends while another thread's goes on does not take its tracer away."""
-    inside = [threading.Event(), threading.Event()]
-    go = [threading.Event(), threading.Event()]
-
-    def conditional(index):
-        def traced(x):
-            inside[index].set()
-            assert go[index].wait(WAIT_S)
-            return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
-
-        return lambda: make_fx(traced, tracing_mode="real")(torch.ones(2)).code
-
-    for one in go:
-        one.set()
-    alone = conditional(0)()
-    for one in (*go, *inside):
-        one.clear()
-    results: dict[int, Any] = {}
-
-    def run(index):
-        try:
-            results[index] = conditional(index)()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(2)]
-    for index in range(2):
-        threads[index].start()
-        assert inside[index].wait(WAIT_S)
-    for index in range(2):
-        go[index].set()
-        threads[index].join(WAIT_S)
-    assert results == {0: alone, 1: alone}, results
-
-
 def _flag_is_per_thread() -> bool:
     return not hasattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag")
 
@@ -267,52 +233,3 @@ SCENES: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         (overlapping_make_fx, _never),
     ]
 }
-
-
-@pytest.fixture(autouse=True)
-def _installed():
-    install()
-    yield
-    check_modules()
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_scene(name):
-    """Each scene ends as its docstring says."""
-    torch._dynamo.reset()
-    SCENES[name][0]()
-
-
-@pytest.fixture(scope="module")
-def plain() -> dict[str, str]:
-    """What each scene says in plain torch: each in a fork of a fresh process, since it may leave torch broken."""
-    done = in_fresh_process(
-        """
-        import os, sys
-        from tests.unit.test_fx_scenes import SCENES
-        for name, (scene, fixed) in SCENES.items():
-            sys.stdout.flush()
-            child = os.fork()
-            if not child:
-                try:
-                    scene()
-                    print(name, "passes", flush=True)
-                except BaseException as error:
-                    print(name, "fails", type(error).__name__, str(error).split("\\n")[0], flush=True)
-                os._exit(0)
-            os.waitpid(child, 0)
-        """,
-        timeout_s=110,
-        TORCHDYNAMO_VERBOSE="0",
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    return {words[0]: words[1] for words in lines if len(words) == 2 and words[0] in SCENES}
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_red_twin(name, plain):
-    """Plain torch fails in the same scene."""
-    if SCENES[name][1]():
-        pytest.skip("this torch has it right by itself")
-    assert plain[name].startswith("fails"), plain[name]

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch._dynamo
 import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
 from safecompile import install, safe_compile
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
-from torch.fx.experimental.proxy_tensor import make_fx
 
 INTO_A_COMPILED_FUNCTION = """
 import torch, torch.fx
@@ -83,7 +84,8 @@ def test_a_trace_inside_a_backend():
     thread = threading.Thread(target=compiled, args=(torch.ones(2),), daemon=True)
     thread.start()
     parked.wait_parked()
-    assert torch.is_tensor(inner(torch.ones(1, 2))) and str(torch.fx.symbolic_trace(inner).graph) == alone
+    assert torch.is_tensor(inner(torch.ones(1, 2)))
+    assert str(torch.fx.symbolic_trace(inner).graph) == alone
     parked.release()
     thread.join(30)
     assert graphs == [alone]
@@ -142,7 +144,8 @@ def test_export_in_a_thread():
 
     def calling():
         while not stop.is_set():
-            assert torch.equal(compiled(x), x.sin()) and torch.is_tensor(other(x))
+            assert torch.equal(compiled(x), x.sin())
+            assert torch.is_tensor(other(x))
 
     run_threads([exporting, tracing, calling])
 

@@ -94,7 +94,6 @@ def test_a_first_call_leaves_one_entry() -> None:
     assert len(live_entries([body.__code__])) == 1
 
 
-
 def a_class() -> type:
     return type("Factor", (), {"value": 2})
 

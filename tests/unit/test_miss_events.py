@@ -81,8 +81,8 @@ def test_resumed_frames_tell_too(told: list[_events.Miss]) -> None:
     assert {one.outcome for one in told} == {"compiled", "reused"}
 
 
-def test_a_compile_that_fails_or_that_torch_skips(told: list[_events.Miss]) -> None:
-    """The outcome of a compile that raised is "failed"; of a function that torch leaves alone, "skipped"."""
+def test_a_compile_that_fails(told: list[_events.Miss]) -> None:
+    """The outcome of a compile that raised is "failed"."""
 
     def failing(graph_module: Any, example_inputs: Any) -> Any:
         raise ValueError("no")
@@ -90,9 +90,6 @@ def test_a_compile_that_fails_or_that_torch_skips(told: list[_events.Miss]) -> N
     with pytest.raises(Exception, match="no"):
         torch.compile(lambda x: x + 1, backend=failing)(torch.zeros(2))
     assert [(one.role, one.outcome) for one in told] == [("leader", "failed")]
-    told.clear()
-    torch.compile(lambda x: [breaks(x) for _ in range(2)][0], backend="eager")(torch.zeros(2))
-    assert "skipped" in {one.outcome for one in told} | {"skipped"} if not told else True
 
 
 def test_a_listener_that_raises_harms_nobody(told: list[_events.Miss], caplog: pytest.LogCaptureFixture) -> None:
@@ -112,17 +109,21 @@ def test_a_listener_that_raises_harms_nobody(told: list[_events.Miss], caplog: p
 def test_a_listener_holds_no_lock(told: list[_events.Miss]) -> None:
     """A listener may compile and may wait for other threads: its thread holds no lock and leads no flight."""
     second = torch.compile(lambda x: x + 2, backend="eager")
+    first = threading.Lock()
 
     def listener(miss: _events.Miss) -> None:
-        if threading.current_thread().name == "job-0":
-            assert not _miss.flights
+        if first.acquire(blocking=False):  # not for the miss that it causes itself
+            flights.append(len(_miss.flights))
             run_threads([lambda: second(torch.zeros(2))], 20)
 
+    flights: list[int] = []
     unsubscribe = _events.subscribe(listener)
     try:
         run_threads([lambda: torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))], 30)
     finally:
         unsubscribe()
+    assert flights == [0]
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("same", [True, False])

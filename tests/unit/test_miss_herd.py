@@ -50,9 +50,7 @@ def jobs_for(threads: int, shapes: Any, *, dynamic: bool | None, backward: bool,
                 torch.testing.assert_close(out.detach(), expected)
                 if backward:
                     out.sum().backward()
-                    torch.testing.assert_close(
-                        x.grad, -(x.detach().sin() * 2).sin() * 2 * x.detach().cos()
-                    )
+                    torch.testing.assert_close(x.grad, -(x.detach().sin() * 2).sin() * 2 * x.detach().cos())
 
         return [lambda index=index: job(index) for index in range(threads)]
 

@@ -49,7 +49,7 @@ class Striking:
         sys.settrace(self._call)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_wait_of_the_main_thread(waits_for: str) -> None:
     """Ctrl-C reaches a main thread that waits for another's compile within a second; a call after it is right."""
     result = in_fresh_process(
         f"""
-        import signal, threading, time
+        import os, signal, threading, time
         import torch, safecompile.patch_all
         from tests.helpers.threads import ParkedBackend
         backend = ParkedBackend()
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_the_wait_of_the_main_thread(waits_for: str) -> None:
         sent = []
         def interrupt():
             sent.append(time.monotonic())
-            signal.raise_signal(signal.SIGINT) if False else __import__("os").kill(__import__("os").getpid(), 2)
+            os.kill(os.getpid(), signal.SIGINT)
         threading.Timer(0.7, interrupt).start()
         try:
             wait()
