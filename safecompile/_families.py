@@ -24,8 +24,12 @@ class Family:
 
     def __init__(self, name: str, parts: list[Part], *, required: bool = False) -> None:
         self.name, self.parts, self.required = name, parts, required
-        self.applied: list[tuple[str, list[Patch]]] = []
+        self.applied: list[tuple[Part, list[Patch]]] = []
         self.problem: str | None = None
+
+    def has(self, part: Part) -> bool:
+        """Tells whether ``part`` has been applied."""
+        return any(one is part for one, _ in self.applied)
 
     def state(self) -> str:
         """Returns ``"on"``, ``"waiting"`` (for an import of torch's) or ``"off: <why>"``."""

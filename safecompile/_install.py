@@ -26,6 +26,7 @@ from ._rewrite import RewriteError
 _families: list[Family] = []
 _hooked: set[tuple[str, str]] = set()
 _installed = False
+_active = False  # set before _installed: import hooks apply what they wait for
 _mismatch: HostMismatchError | None = None
 _fork_handler_registered = False
 
@@ -71,7 +72,7 @@ def install(*, timeout_s: float = 10.0) -> None:
     """Installs the patches; does nothing if they are installed.
 
     Args:
-        timeout_s: seconds to wait for traces, compiles and installations of other threads to end.
+        timeout_s: seconds to wait for traces and compiles of other threads to end.
 
     Raises:
         InstallError: another thread was still tracing or compiling after ``timeout_s``, or this Python runs
@@ -79,7 +80,7 @@ def install(*, timeout_s: float = 10.0) -> None:
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
-    global _installed, _mismatch
+    global _installed, _active, _mismatch
     if _installed or is_disabled():
         return
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -88,20 +89,24 @@ def install(*, timeout_s: float = 10.0) -> None:
             "it. Nothing is patched. Start Python with PYTHON_GIL=1, or set SAFECOMPILE_DISABLE=1."
         )
         raise InstallError(msg)
+    importlib.import_module("wrapt")
+    families = all_families()
+    _wait_for_imports(families)
     with _quiet("install", timeout_s):
         if _installed:
             return
-        _families[:] = all_families()
+        _families[:] = families
         _mismatch = None
-        _installed = True
+        _active = True
         try:
             for family in _families:
                 for part in family.parts:
                     _when_imported(family.name, part)
         except BaseException:
             _undo_all()
-            _installed = False
+            _active = False
             raise
+        _installed = True
     _register_fork_handler()
 
 
@@ -119,13 +124,13 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
 
     Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
     """
-    global _installed, _mismatch
+    global _installed, _active, _mismatch
     if not _installed:
         return
     with _quiet("uninstall", timeout_s):
         if _installed:
             left = _undo_all()
-            _installed, _mismatch = False, None
+            _installed, _active, _mismatch = False, False, None
             for what in left:
                 warnings.warn(
                     f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
@@ -146,64 +151,75 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
             f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
         )
 
-    if not _installing.acquire(timeout=max(0.0, timeout_s)):
-        raise give_up("installing or uninstalling")  # noqa: EM101
+    # The order of the locks, everywhere: torch's compile lock, then a module's import lock, then _installing. A thread
+    # that imports a part of torch in the middle of a compile takes them so, and whoever has _installing imports nothing.
+    lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
+    if not lock.acquire(timeout=max(0.0, timeout_s)):
+        raise give_up("compiling")  # noqa: EM101
     try:
-        lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
-        if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise give_up("compiling")  # noqa: EM101
-        try:
+        with _installing:  # an installer does no work of the user's: waiting for one needs no limit
             while _torch.another_thread_traces():
                 if time.monotonic() > deadline:
                     raise give_up("tracing")  # noqa: EM101
                 time.sleep(0.005)
             yield
-        finally:
-            lock.release()
     finally:
-        _installing.release()
+        lock.release()
+
+
+def _wait_for_imports(families: list[Family]) -> None:
+    """Waits for imports of torch's modules that other threads are in the middle of. This thread holds no lock."""
+    for part in {part.module: part for family in families for part in family.parts}.values():
+        if part.module in sys.modules and _torch.loaded(part.module) is None:
+            importlib.import_module(part.module)
 
 
 def _when_imported(family: str, part: Part) -> None:
     """Applies ``part`` now if its module is there, else at its import."""
-    if part.module in sys.modules:
-        importlib.import_module(part.module)  # another thread may be in the middle of it
-        _apply(family, part, sys.modules[part.module])
-        return
     import wrapt
 
+    module = _torch.loaded(part.module)
+    if module is not None:
+        _apply(family, part, module)
+        return
     key = (family, f"{part.module}:{part.build.__module__}")
     if key not in _hooked:
         _hooked.add(key)
-        wrapt.register_post_import_hook(lambda module: _at_import(family, part, module), part.module)
+        wrapt.register_post_import_hook(_at_import, part.module)
 
 
-def _at_import(family: str, part: Part, module: ModuleType) -> None:
+def _at_import(module: ModuleType) -> None:
+    """Applies each part that has been waiting and whose module is there by now."""
     with _installing:
-        if _installed:
-            _apply(family, part, module)
+        if not _active:
+            return
+        for family in list(_families):
+            for part in family.parts:
+                there = module if part.module == module.__name__ else _torch.loaded(part.module)
+                if there is not None and not family.has(part):
+                    _apply(family.name, part, there)
 
 
 def _apply(family_name: str, part: Part, module: ModuleType) -> None:
     """Puts the patches of one part in, or takes its whole family out."""
     family = next(one for one in _families if one.name == family_name)
     if _mismatch is not None:
-        if part.module == _torch.CONVERT_FRAME and family.problem is None:
-            _refuse_to_compile(family, module)
+        if part.module == _torch.CONVERT_FRAME and not any(one.applied for one in _families):
+            _refuse_to_compile(family, part, module)
         return
     if family.problem is not None:
         return
     done: list[Patch] = []
-    family.applied.append((part.module, done))
+    family.applied.append((part, done))
     try:
         for patch in part.build(module):
             done.append(patch)
             patch.apply()
     except (AttributeError, LookupError, TypeError, ValueError, RewriteError, SyntaxError) as error:
-        _take_out(family, f"{part.module} ({part.build.__name__}): {error}")
+        _take_out(family, part, f"{part.module} ({part.build.__name__}): {error}")
 
 
-def _take_out(family: Family, what: str) -> None:
+def _take_out(family: Family, part: Part, what: str) -> None:
     global _mismatch
     if family.required or is_strict():
         _undo_all()
@@ -211,7 +227,7 @@ def _take_out(family: Family, what: str) -> None:
         _mismatch = HostMismatchError(family.name, what, _torch.version())
         convert_frame = _torch.loaded(_torch.CONVERT_FRAME)
         if convert_frame is not None:
-            _refuse_to_compile(family, convert_frame)
+            _refuse_to_compile(family, part, convert_frame)
         return
     _undo(family)
     family.problem = what
@@ -223,7 +239,7 @@ def _take_out(family: Family, what: str) -> None:
     )
 
 
-def _refuse_to_compile(family: Family, convert_frame: ModuleType) -> None:
+def _refuse_to_compile(family: Family, part: Part, convert_frame: ModuleType) -> None:
     """Makes the first compile raise, instead of running unprotected without a word."""
     error = _mismatch
 
@@ -237,7 +253,7 @@ def _refuse_to_compile(family: Family, convert_frame: ModuleType) -> None:
         else AttributePatch(owner, "__call__", _patched_callback)
     )
     patch.apply()
-    family.applied.append((convert_frame.__name__, [patch]))
+    family.applied.append((part, [patch]))
 
 
 def _undo(family: Family) -> list[str]:

@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
-from . import _entries, _events, _frames, _global_state, _torch
+from . import _entries, _events, _frames, _global_state, _slots, _torch
 
 
 class Retry(BaseException):
@@ -188,7 +188,7 @@ class _Call:
         self.outcome = "failed"
         _global_state.began()
         _torch.set_autograd_multithreading(False)
-        self.result = self.original(self.callback, self.frame, head, self.frame_state)
+        self.result = self._torch_compiles(head)
         self.compiled_s = monotonic() - began
         guarded = self.result.guarded_code
         if guarded is not None:
@@ -202,6 +202,17 @@ class _Call:
             self.outcome = "skipped"
             if flight is not None and self.result.apply_to_code:
                 flight.skip = self.result
+
+    def _torch_compiles(self, head: Any) -> Any:
+        """Has torch compile; once more if a function that FX wraps was exchanged under the compile's eyes."""
+        for _ in range(3):
+            seen = _slots.changes
+            try:
+                return self.original(self.callback, self.frame, head, self.frame_state)
+            except _torch.internal_error():
+                if seen == _slots.changes:
+                    raise
+        return self.original(self.callback, self.frame, head, self.frame_state)
 
     def settle(self, lock: Any, flight: Flight | None, multithreading: bool) -> None:
         """Leaves everything as it was, whatever happened; a second time does nothing."""

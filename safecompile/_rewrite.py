@@ -44,35 +44,69 @@ def recompiled(function: types.FunctionType, change: Callable[[ast.AST], ast.AST
     except (OSError, TypeError) as error:
         msg = f"the source of {function.__qualname__} can't be read"
         raise RewriteError(msg) from error
-    # An enclosing block keeps every column as it is in the file; a class keeps the mangling of private names.
-    owner = code.co_qualname.rpartition(".")[0] if hasattr(code, "co_qualname") else ""
-    indented = lines[0][:1].isspace()
-    header = f"class {owner.rpartition('.')[2] or 'C'}:\n" if indented else ""
-    # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions.
-    preamble = f"import {', '.join(names)}\n" if (names := _imported_names(code.co_filename)) else ""
-    text = preamble + header + "".join(lines)
-    offset = first - 1 - (preamble + header).count("\n")
+    header = _enclosing(function) if lines[0][:1].isspace() else []
 
-    def build(edit: Callable[[ast.AST], ast.AST] | None) -> types.CodeType:
-        tree = ast.parse(text)
+    def build(names: tuple[str, ...], edit: Callable[[ast.AST], ast.AST] | None) -> types.CodeType:
+        preamble = [f"import {', '.join(names)}\n"] if names else []
+        tree = ast.parse("".join([*preamble, *header, *lines]))
         if edit is not None:
-            body: list[ast.AST] = tree.body[-1].body if header else tree.body  # type: ignore[attr-defined, assignment]
+            body: list[ast.AST] = tree.body  # type: ignore[assignment]
+            for _ in header:
+                body = body[-1].body  # type: ignore[attr-defined]
             body[-1] = edit(body[-1])
             ast.fix_missing_locations(tree)
-        ast.increment_lineno(tree, offset)
+        ast.increment_lineno(tree, first - 1 - len(preamble) - len(header))
         flags = code.co_flags & _FUTURE_FLAGS
         module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
-        return _named_like(_find(module, code.co_name), code)
+        return _find(module, code.co_name)
 
-    if build(None) != code:
-        msg = f"the source of {function.__qualname__} in {code.co_filename} is not what is running"
-        raise RewriteError(msg)
-    return build(change)
+    # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions. Which names it
+    # imports is guessed from their values; where that guess does not give the present code, the whole file is read.
+    for names_of in (_foreign_names, _imported_names):
+        names = names_of(function)
+        if build(names, None) == code:
+            return build(names, change)
+    msg = f"the source of {function.__qualname__} in {code.co_filename} is not what is running"
+    raise RewriteError(msg)
+
+
+def _foreign_names(function: types.FunctionType) -> tuple[str, ...]:
+    """Returns the global names in ``function`` whose values come from elsewhere."""
+    space, found, pending = function.__globals__, set(), [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        for name in code.co_names:
+            home = getattr(space.get(name), "__module__", None)
+            if isinstance(space.get(name), types.ModuleType) or (home and home != space["__name__"]):
+                found.add(name)
+    return tuple(sorted(found))
+
+
+def _enclosing(function: types.FunctionType) -> list[str]:
+    """Returns the lines that stand for the classes and functions around an indented ``function``.
+
+    They keep every column as it is in the file, and give what is nested its qualified name and its private names
+    their mangling. Python 3.10 has the qualified names only as constants of the code, and none in the code itself.
+    """
+    path = getattr(function.__code__, "co_qualname", function.__qualname__).split(".")[:-1]
+    if not path:
+        return ["if 1:\n"]
+    header: list[str] = []
+    for name, inner in zip(path, [*path[1:], ""], strict=True):
+        if name != "<locals>":
+            block = f"def {name}():\n" if inner == "<locals>" else f"class {name}:\n"
+            header.append(" " * len(header) + block)
+    return header
+
+
+def _imported_names(function: types.FunctionType) -> tuple[str, ...]:
+    """Returns the names that the module of ``function`` imports outside its functions and classes."""
+    return _imports_in(function.__code__.co_filename)
 
 
 @functools.cache
-def _imported_names(filename: str) -> tuple[str, ...]:
-    """Returns the names that the module in ``filename`` imports outside its functions and classes."""
+def _imports_in(filename: str) -> tuple[str, ...]:
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse("".join(linecache.getlines(filename)))]
     while pending:
@@ -98,22 +132,6 @@ def _find(code: types.CodeType, name: str) -> types.CodeType:
                 continue
     msg = f"no function {name} in the source"
     raise RewriteError(msg)
-
-
-def _named_like(code: types.CodeType, model: types.CodeType) -> types.CodeType:
-    """Gives ``code`` and what is nested in it the qualified names that ``model`` has (Python 3.11+)."""
-    if not hasattr(code, "co_qualname"):
-        return code
-    prefix, wanted = code.co_qualname, model.co_qualname
-
-    def renamed(inner: types.CodeType) -> types.CodeType:
-        constants = tuple(renamed(c) if isinstance(c, types.CodeType) else c for c in inner.co_consts)
-        name = inner.co_qualname
-        if name == prefix or name.startswith(prefix + "."):
-            name = wanted + name[len(prefix) :]
-        return inner.replace(co_consts=constants, co_qualname=name)
-
-    return renamed(code)
 
 
 class ThreadLocalNames(ast.NodeTransformer):

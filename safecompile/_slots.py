@@ -123,8 +123,20 @@ class _Dispatching(ast.NodeTransformer):
 _function_slots: dict[tuple[type, str], _FunctionSlot] = {}
 
 
+#: The function that stands for each function that FX wraps, made once: guards of compiled code know it by identity.
+#: As many entries as there are functions that FX wraps (``math`` and ``torch.fx.wrap``). Guarded by _bookkeeping.
+_standing: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+#: Counts the changes of shared places, so that a compile can tell that its surroundings have moved.
+changes = 0
+
+
 def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> _Slot:
-    if shared or not isinstance(vars(owner).get(name), FunctionType):
+    if shared:
+        slot = _Slot(owner, name, new)
+        slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
+        return slot
+    if not isinstance(vars(owner).get(name), FunctionType):
         return _Slot(owner, name, new)
     slot = _function_slots.get((owner, name))
     if slot is None or slot.function is not vars(owner)[name] or slot.function.__code__ is not slot.code:
@@ -139,12 +151,14 @@ class SlotPatch:
         self.owner, self.name, self.new, self.shared = owner, name, new, shared
 
     def patch(self) -> None:
+        global changes
         key = (id(self.owner), self.name)
         with _bookkeeping:
             slot = _slots.get(key)
             if slot is None:
                 slot = _slots[key] = _slot_for(self.owner, self.name, self.new, shared=self.shared)
                 _originals[id(slot.standing)] = id(slot.original)
+                changes += 1
                 slot.stand()
             slot.stacks.setdefault(threading.get_ident(), []).append(self.new)
 
@@ -164,6 +178,8 @@ class SlotPatch:
 
 
 def _remove(slot: _Slot) -> None:
+    global changes
+    changes += 1
     _slots.pop((id(slot.owner), slot.name), None)
     _originals.pop(id(slot.standing), None)
     slot.clear()

@@ -140,7 +140,7 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
             _making.now = False
 
     @functools.wraps(leave)
-    def _patched_exit(self: Any, *_: Any) -> None:
+    def _patched_exit(self: Any, *_: Any) -> None:  # noqa: ARG001 - torch's signature
         _exit(eval_frame)
 
     return [

@@ -106,7 +106,7 @@ def region() -> int:
 def is_skipped(frame: Any) -> bool:
     """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
     check = sys.modules[TRACE_RULES].check
-    # torch 2.13+ looks at the frame as well, and compiles forward of torch.nn's own modules. Drop when min torch > 2.12.
+    # torch 2.13+ looks at the frame as well: it compiles torch.nn's own forwards. Drop when min torch > 2.12.
     if "frame" in _parameters(check):
         return bool(check(frame.f_code, frame=frame))
     return bool(check(frame.f_code))
@@ -131,9 +131,14 @@ def set_region(identity: int) -> None:
 
 
 def really_nothing_compiled() -> bool:
-    """Tells whether a fullgraph call that counted no compiled frame has run none, or another thread cleared the count."""
+    """Tells whether a fullgraph call has run no compiled frame, or another thread has cleared its count."""
     # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one.
     return threading.active_count() == 1 or bool(sys.modules[EVAL_FRAME].get_skip_reasons())
+
+
+def internal_error() -> Any:
+    """Returns the class of the errors that Dynamo raises when it meets what it did not expect."""
+    return sys.modules["torch._dynamo.exc"].InternalTorchDynamoError
 
 
 def in_backward() -> bool:

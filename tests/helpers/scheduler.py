@@ -2,7 +2,8 @@
 
 Each line (or instruction) of the traced files is a point where another thread may go on, and so is each wait: the
 locks and events of the code under test must be replaced by ones that wait through :meth:`Scheduler.block`. Time is
-virtual: it passes only when every thread waits. The same choices give the same run, so a schedule that fails can be run again.
+virtual: it passes only when every thread waits. The same choices give the same run, so a schedule that fails can
+be run again.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Scheduler:
         self.workers = [Worker(index) for index in range(len(functions))]
         threads = [
             threading.Thread(target=self._main, args=(worker, function), daemon=True)
-            for worker, function in zip(self.workers, functions)
+            for worker, function in zip(self.workers, functions, strict=True)
         ]
         for thread in threads:
             thread.start()

@@ -239,7 +239,8 @@ def test_disabled_by_the_environment(variable):
     done = in_fresh_process(
         """
         import torch, safecompile
-                for compile_ in (torch.compile, safecompile.safe_compile):
+        from torch._dynamo.testing import CompileCounter
+        for compile_ in (torch.compile, safecompile.safe_compile):
             counter = CompileCounter()
             for thing in (lambda x: x + 1, torch.nn.Linear(2, 2)):
                 assert torch.is_tensor(compile_(thing, backend=counter)(torch.ones(1, 2)))

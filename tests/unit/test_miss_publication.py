@@ -71,7 +71,7 @@ def compiles_while_the_leader_is_parked(followers: int, *, transparent: bool = T
 @pytest.mark.parametrize("transparent", [True, False])
 @pytest.mark.parametrize("followers", [1, 8])
 def test_a_follower_uses_what_is_not_published_yet(followers: int, transparent: bool) -> None:
-    """It neither compiles again nor waits for the publication; called again at the top of a call, or served below it."""
+    """It neither compiles again nor waits for the publication, whether it can be called again or not."""
     assert compiles_while_the_leader_is_parked(followers, transparent=transparent) == 1
 
 
