@@ -53,11 +53,18 @@ def _cell(value: Any) -> str:
 def _overhead(data: dict[str, Any]) -> str:
     text = "Instructions of one warm call of the smallest function, counted by callgrind. "
     text += "The goal is at most 1.005 times plain. "
+    text += "The patches may be compared with a plain process, with one that only imported safecompile, and with the "
+    text += "same process after all were taken out: what is imported moves a count by itself. "
     text += "Rows `without x`: the patches of family x, and of those above it in the list, taken out again.\n\n"
     counted = {name: row for name, row in data.get("instructions", {}).items() if isinstance(row, dict)}
     if counted:
-        rows = [(n, r["median"], f"{r['least']:,} to {r['most']:,}", f"{r['ratio']:.4f}") for n, r in counted.items()]
-        text += table(["", "instructions", "range", "ratio to plain"], rows)
+        kinds = ("ratio", "ratio_to_imported", "ratio_to_taken_out")
+        rows = [
+            (name, row["median"], f"{row['least']:,} to {row['most']:,}", *(f"{row[kind]:.4f}" for kind in kinds))
+            for name, row in counted.items()
+        ]
+        head = ["", "instructions", "range", "to plain", "to plain, imported", "to all patches taken out"]
+        text += table(head, rows)
     for function, measured in data.get("functions", {}).items():
         for threads, compared in measured.get("threads", {}).items():
             backend, blocks = measured["backend"], data["blocks"]

@@ -28,10 +28,16 @@ def instructions(samples: int) -> dict[str, Any]:
     settings = {"function": "function", "backend": "eager", "samples": samples}
     counted = {
         **_instructions.count({**settings, "safe": False}),
+        **_instructions.count({**settings, "safe": False, "imported": True}),
         **_instructions.count({**settings, "safe": True}),
     }
-    plain = counted["plain"]["median"]
-    return {name: {**values, "ratio": round(values["median"] / plain, 5)} for name, values in counted.items()}
+    plain, imported = counted["plain"]["median"], counted["plain, safecompile imported"]["median"]
+    taken_out = counted[list(counted)[-1]]["median"]
+    for values in counted.values():
+        values["ratio"] = round(values["median"] / plain, 5)
+        values["ratio_to_imported"] = round(values["median"] / imported, 5)
+        values["ratio_to_taken_out"] = round(values["median"] / taken_out, 5)
+    return counted
 
 
 def run(arguments: argparse.Namespace) -> Path:
@@ -44,7 +50,8 @@ def run(arguments: argparse.Namespace) -> Path:
     write_json(out, data)
     for name, values in data["instructions"].items():
         if isinstance(values, dict):
-            say(f"{name}: {values['median']:,} instructions, x {values['ratio']:.4f}")
+            ratios = f"{values['ratio']:.4f}, {values['ratio_to_imported']:.4f}, {values['ratio_to_taken_out']:.4f}"
+            say(f"{name}: {values['median']:,} instructions, x {ratios}")
     data["functions"] = {}
     for function in arguments.functions.split(","):
         backend = arguments.module_backend if function == "module" else BACKENDS[function]

@@ -76,13 +76,7 @@ def all_families() -> list[Family]:
             ],
         ),
         Family("dispatch modes", [Part(state.PYTHON_DISPATCH, _state.patches_of_dispatch_modes)]),
-        Family(
-            "dynamo",
-            [
-                Part(state.DYNAMO_UTILS, _state.patches_of_dynamo_utils),
-                Part(state.EVAL_FRAME, _state.patches_of_eval_frame),
-            ],
-        ),
+        Family("dynamo", [Part(state.DYNAMO_UTILS, _state.patches_of_dynamo_utils)]),
         Family(
             "global state",
             [

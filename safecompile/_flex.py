@@ -19,7 +19,7 @@ def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
     body = module._set_compilation_env.__wrapped__
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
-    change = _rewrite.ThreadLocalNames([_torch.FX_FLAG], attributes=True)
+    change = _rewrite.ThreadLocalNames([_torch.FX_FLAG], flags=[_torch.FX_FLAG], attributes=True)
     code = _rewrite.recompiled(body, change.visit)
     return [CodePatch(body, code)] if change.changed else []
 

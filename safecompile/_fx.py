@@ -103,7 +103,7 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         raise LookupError(msg)
     names, optional = _torch.FX_GLOBALS[module.__name__]
     in_trace = module._new_patcher.__wrapped__  # what a trace enters around the function that it traces
-    change = _rewrite.ThreadLocalNames([*names, *optional])
+    change = _rewrite.ThreadLocalNames([*names, *optional], flags=[_torch.FX_FLAG])
     entering = _rewrite.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
     return [
         *(one for one in patches_of_globals(module) if getattr(one, "function", None) is not in_trace),
@@ -121,4 +121,4 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
 def patches_of_globals(module: ModuleType) -> list[Patch]:
     """Returns the patches for another module that keeps FX tracing state; changes nothing."""
     names, optional = _torch.FX_GLOBALS[module.__name__]
-    return thread_local_globals(module, names, local, optional=optional)
+    return thread_local_globals(module, names, local, optional=optional, flags=[_torch.FX_FLAG])

@@ -58,7 +58,8 @@ class _OnlyAlone(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in host.RESTORING:
             self.changed += 1
-            return _located(ast.If(_call(), [node], []), node)
+            only: ast.If = _located(ast.If(_call(), [node], []), node)
+            return only
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -70,7 +71,8 @@ class _OnlyAlone(ast.NodeTransformer):
         if ast.unparse(node.test) == f"not {host.CHECKING}":
             node.test = _located(ast.BoolOp(ast.And(), [_call(), node.test]), node.test)
             return node
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        return node
 
 
 def _call() -> ast.expr:

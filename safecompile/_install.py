@@ -24,7 +24,7 @@ from ._patches import AttributePatch, Patch
 from ._rewrite import RewriteError
 
 _families: list[Family] = []
-_hooked: set[tuple[str, str]] = set()
+_hooked: set[str] = set()
 _installed = False
 _active = False  # set before _installed: import hooks apply what they wait for
 _mismatch: HostMismatchError | None = None
@@ -107,6 +107,7 @@ def install(*, timeout_s: float = 10.0) -> None:
             _active = False
             raise
         _installed = True
+    _catch_up()
     _register_fork_handler()
 
 
@@ -136,7 +137,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
                     f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
                     "still call into safecompile; undo the later patch first, then call uninstall() again.",
                     SafeCompileWarning,
-                    stacklevel=3,
+                    stacklevel=2,
                 )
 
 
@@ -145,14 +146,21 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
     """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
     deadline = time.monotonic() + timeout_s
 
+    if _torch.traces_here():
+        msg = (
+            f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, where nothing can "
+            f"be patched. Nothing was changed. Call {what}() before or after it."
+        )
+        raise InstallError(msg)
+
     def give_up(who: str) -> InstallError:
         return InstallError(
             f"safecompile.{what}() waited {timeout_s:g} s for another thread that is {who}. Nothing was changed, and "
             f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
         )
 
-    # The order of the locks, everywhere: torch's compile lock, then a module's import lock, then _installing. A thread
-    # that imports a part of torch in the middle of a compile takes them so, and whoever has _installing imports nothing.
+    # The order of the locks, everywhere: torch's compile lock, a module's import lock, _installing. A thread that imports
+    # a part of torch in the middle of a compile takes them so, and whoever has _installing imports nothing.
     lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
     if not lock.acquire(timeout=max(0.0, timeout_s)):
         raise give_up("compiling")  # noqa: EM101
@@ -182,22 +190,54 @@ def _when_imported(family: str, part: Part) -> None:
     if module is not None:
         _apply(family, part, module)
         return
-    key = (family, f"{part.module}:{part.build.__module__}")
-    if key not in _hooked:
-        _hooked.add(key)
+    if part.module in _hooked:
+        return
+    _hooked.add(part.module)
+    _registering.now = True
+    try:
         wrapt.register_post_import_hook(_at_import, part.module)
+    finally:
+        _registering.now = False
+
+
+class _Registering(threading.local):
+    """Whether this thread is in wrapt's registration, which calls the hook at once for a half imported module."""
+
+    now = False
+
+
+_registering = _Registering()
+
+#: Modules of which another thread began the import after this one had looked, and before it had registered.
+_missed: set[str] = set()
 
 
 def _at_import(module: ModuleType) -> None:
     """Applies each part that has been waiting and whose module is there by now."""
+    if _registering.now:
+        _missed.add(module.__name__)
+        return
     with _installing:
-        if not _active:
-            return
-        for family in list(_families):
-            for part in family.parts:
-                there = module if part.module == module.__name__ else _torch.loaded(part.module)
-                if there is not None and not family.has(part):
-                    _apply(family.name, part, there)
+        if _active:
+            _apply_waiting(module)
+
+
+def _apply_waiting(complete: ModuleType | None = None) -> None:
+    for family in _families:
+        for part in family.parts:
+            is_it = complete is not None and part.module == complete.__name__
+            module = complete if is_it else _torch.loaded(part.module)
+            if module is not None and not family.has(part):
+                _apply(family.name, part, module)
+
+
+def _catch_up() -> None:
+    """Waits for the imports that were missed, holding no lock, and applies what waits for them."""
+    while _missed:
+        importlib.import_module(_missed.pop())
+        with _installing:
+            if _active:
+                _apply_waiting()
 
 
 def _apply(family_name: str, part: Part, module: ModuleType) -> None:

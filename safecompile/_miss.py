@@ -204,13 +204,13 @@ class _Call:
                 flight.skip = self.result
 
     def _torch_compiles(self, head: Any) -> Any:
-        """Has torch compile; once more if a function that FX wraps was exchanged under the compile's eyes."""
+        """Has torch compile; once more if a setting, or a function that FX wraps, was exchanged under its eyes."""
         for _ in range(3):
-            seen = _slots.changes
+            seen = (_slots.changes, _torch.global_settings())
             try:
                 return self.original(self.callback, self.frame, head, self.frame_state)
-            except _torch.internal_error():
-                if seen == _slots.changes:
+            except _torch.internal_errors():
+                if seen == (_slots.changes, _torch.global_settings()):
                     raise
         return self.original(self.callback, self.frame, head, self.frame_state)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import types
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -100,10 +101,12 @@ class GlobalsPatch:
         module: the module that owns the variables.
         names: the variables; those that the module does not have are left out.
         local: a ``threading.local`` whose attributes of the same names hold the values.
+        flags: those of the variables that are False nearly always and read often.
     """
 
-    def __init__(self, module: types.ModuleType, names: Iterable[str], local: Any) -> None:
+    def __init__(self, module: types.ModuleType, names: Iterable[str], local: Any, flags: Iterable[str] = ()) -> None:
         self.module, self.local = module, local
+        self.threads: dict[str, set[int]] = {name: set() for name in flags if name in vars(module)}
         self.names = tuple(name for name in names if name in vars(module))
         self.originals: dict[str, Any] = {}
         self.getattr = AttributePatch(module, "__getattr__", self._module_getattr(), new=True)
@@ -123,9 +126,21 @@ class GlobalsPatch:
 
         return __getattr__
 
+    def set_flag(self, name: str, value: Any) -> None:
+        """Sets a flag for the calling thread."""
+        setattr(self.local, name, value)
+        threads = self.threads[name]
+        if value:
+            threads.add(threading.get_ident())
+        else:
+            threads.discard(threading.get_ident())
+
     def apply(self) -> None:
         space = vars(self.module)
         space[_rewrite.LOCAL] = self.local
+        space[_rewrite.SET_FLAG] = self.set_flag
+        for name, threads in self.threads.items():
+            space[_rewrite.threads_with(name)] = threads
         self.getattr.apply()
         for name in self.names:
             self.originals[name] = space.pop(name)
@@ -135,7 +150,8 @@ class GlobalsPatch:
         foreign = [n for n in self.names if space.setdefault(n, self.originals[n]) is not self.originals[n]]
         problem = self.getattr.revert()
         if problem is None:
-            space.pop(_rewrite.LOCAL, None)
+            for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.threads_with, self.threads)):
+                space.pop(name, None)
         elif foreign:
             problem = f"{self.module.__name__}.{foreign[0]}"
         return problem
@@ -156,7 +172,12 @@ class MembersPatch:
 
 
 def thread_local_globals(
-    module: types.ModuleType, names: Iterable[str], local: Any, *, optional: Iterable[str] = ()
+    module: types.ModuleType,
+    names: Iterable[str],
+    local: Any,
+    *,
+    optional: Iterable[str] = (),
+    flags: Iterable[str] = (),
 ) -> list[Patch]:
     """Returns the patches that make the globals ``names`` of ``module`` per-thread, and ``optional`` where there.
 
@@ -172,11 +193,11 @@ def thread_local_globals(
     present = [*wanted, *(name for name in optional if name in vars(module))]
     if not present:
         return []
-    users = _rewrite.users_of_globals(module, present)
+    users = _rewrite.users_of_globals(module, present, flags)
     if not users:
         msg = f"a function in {module.__name__} that uses {present[0]}"
         raise LookupError(msg)
-    return [GlobalsPatch(module, present, local), *(CodePatch(f, code) for f, code in users)]
+    return [GlobalsPatch(module, present, local, flags), *(CodePatch(f, code) for f, code in users)]
 
 
 def names_bound_to(original: Any, *, but_not_in: Iterable[str]) -> list[tuple[str, str]]:

@@ -18,8 +18,14 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: The name under which a rewritten module finds its per-thread values.
+#: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
 LOCAL = "__safecompile_local__"
+SET_FLAG = "__safecompile_set_flag__"
+
+
+def threads_with(flag: str) -> str:
+    """Returns the name under which a rewritten module finds the set of the threads for which ``flag`` is on."""
+    return f"__safecompile_threads_with_{flag.strip('_')}__"
 
 
 class RewriteError(Exception):
@@ -137,12 +143,15 @@ def _find(code: types.CodeType, name: str) -> types.CodeType:
 class ThreadLocalNames(ast.NodeTransformer):
     """Turns the global variable ``x`` into ``__safecompile_local__.x``.
 
-    With ``attributes=True`` it turns the attribute ``module.x`` into ``module.__safecompile_local__.x`` instead:
-    for functions that reach into the module from outside.
+    A flag, which is False nearly always and read on warm calls, is read as ``__safecompile_local__.x if <the set of the
+    threads for which it is on> else False``: with the set empty, that costs what reading the variable did.
+
+    With ``attributes=True`` it is ``module.x`` that is turned, for functions that reach into a module from outside.
     """
 
-    def __init__(self, names: Iterable[str], *, attributes: bool = False) -> None:
-        self.names, self.attributes, self.changed = frozenset(names), attributes, False
+    def __init__(self, names: Iterable[str], *, flags: Iterable[str] = (), attributes: bool = False) -> None:
+        self.names, self.flags = frozenset(names), frozenset(flags)
+        self.attributes, self.changed = attributes, False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         declared = {n for s in ast.walk(node) if isinstance(s, ast.Global) for n in s.names}
@@ -161,12 +170,32 @@ class ThreadLocalNames(ast.NodeTransformer):
         left = [name for name in node.names if name not in self.names]
         return ast.copy_location(ast.Global(left) if left else ast.Pass(), node)
 
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        node.value = self.visit(node.value)
+        target = node.targets[0]
+        name = getattr(target, "attr" if self.attributes else "id", None)
+        if len(node.targets) == 1 and name in self.flags & self.names:
+            self.changed = True
+            setter = f"{ast.unparse(target.value)}." if isinstance(target, ast.Attribute) else ""
+            call = ast.parse(f"{setter}{SET_FLAG}({name!r}, None)").body[0]
+            for part in ast.walk(call):
+                ast.copy_location(part, node)
+            call.value.args[1] = node.value  # type: ignore[attr-defined]
+            return call
+        node.targets = [self.visit(target) for target in node.targets]
+        return node
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if self.attributes or node.id not in self.names:
             return node
         self.changed = True
         local = ast.copy_location(ast.Name(LOCAL, ast.Load()), node)
-        return ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
+        value = ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
+        if node.id not in self.flags or not isinstance(node.ctx, ast.Load):
+            return value
+        threads = ast.copy_location(ast.Name(threads_with(node.id), ast.Load()), node)
+        off = ast.copy_location(ast.Constant(value=False), node)
+        return ast.copy_location(ast.IfExp(threads, value, off), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
@@ -199,7 +228,9 @@ def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
                 function = getattr(function, "__dict__", {}).get("__wrapped__")
 
 
-def users_of_globals(module: types.ModuleType, names: Iterable[str]) -> list[tuple[types.FunctionType, types.CodeType]]:
+def users_of_globals(
+    module: types.ModuleType, names: Iterable[str], flags: Iterable[str] = ()
+) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
 
     Raises:
@@ -211,7 +242,7 @@ def users_of_globals(module: types.ModuleType, names: Iterable[str]) -> list[tup
     for function in functions_of(module):
         if not _mentions(function.__code__, names):
             continue
-        transformer = ThreadLocalNames(names)
+        transformer = ThreadLocalNames(names, flags=flags)
         code = recompiled(function, transformer.visit)
         if transformer.changed:
             found.append((function, code))

@@ -138,10 +138,10 @@ def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -
         return slot
     if not isinstance(vars(owner).get(name), FunctionType):
         return _Slot(owner, name, new)
-    slot = _function_slots.get((owner, name))
-    if slot is None or slot.function is not vars(owner)[name] or slot.function.__code__ is not slot.code:
-        slot = _function_slots[owner, name] = _FunctionSlot(owner, name)
-    return slot
+    known = _function_slots.get((owner, name))
+    if known is None or known.function is not vars(owner)[name] or known.function.__code__ is not known.code:
+        known = _function_slots[owner, name] = _FunctionSlot(owner, name)
+    return known
 
 
 class SlotPatch:

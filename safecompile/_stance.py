@@ -157,6 +157,6 @@ def _is_entered_next(frame: FrameType | None) -> bool:
         last = frame.f_lasti
         following = next((i for i in dis.get_instructions(frame.f_code) if i.offset > last), None)
         if following is None or following.opname != "RETURN_VALUE":
-            return following is not None and following.opname in ("BEFORE_WITH", "SETUP_WITH")
+            return following is not None and following.opname in host.WITH_OPCODES
         frame = frame.f_back
     return False

@@ -27,7 +27,6 @@ class _Local(threading.local):
     _is_in_non_infra_torch_dispatch_mode = False
     _is_in_any_mode_without_ignore_compile_internals = False
     _error_on_graph_break = False
-    _in_optimized_module = False
     _active_ddp_module: Any = None
 
     @property
@@ -43,7 +42,7 @@ local = _Local()
 
 def patches_of_compiler(module: ModuleType) -> list[Patch]:
     """Returns the patches for is_compiling() and is_exporting(); changes nothing."""
-    return thread_local_globals(module, host.COMPILING, local)
+    return thread_local_globals(module, host.COMPILING, local, flags=host.COMPILING)
 
 
 def patches_of_export_utils(module: ModuleType) -> list[Patch]:
@@ -53,17 +52,17 @@ def patches_of_export_utils(module: ModuleType) -> list[Patch]:
 
 def patches_of_dispatch_modes(module: ModuleType) -> list[Patch]:
     """Returns the patches for the flags of active dispatch modes; changes nothing."""
-    return thread_local_globals(module, host.DISPATCH_MODES, local, optional=host.DISPATCH_MODES_OPTIONAL)
+    flags = (*host.DISPATCH_MODES, *host.DISPATCH_MODES_OPTIONAL)
+    return thread_local_globals(
+        module, host.DISPATCH_MODES, local, optional=flags[len(host.DISPATCH_MODES) :], flags=flags
+    )
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     """Returns the patches for error_on_graph_break and the metrics context; changes nothing."""
-    return thread_local_globals(module, (), local, optional=(host.ERROR_ON_GRAPH_BREAK, host.METRICS_CONTEXT))
-
-
-def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
-    """Returns the patches for the mark of a running OptimizedModule; changes nothing."""
-    return thread_local_globals(module, (), local, optional=(host.IN_OPTIMIZED_MODULE,))
+    return thread_local_globals(
+        module, (), local, optional=(host.ERROR_ON_GRAPH_BREAK, host.METRICS_CONTEXT), flags=[host.ERROR_ON_GRAPH_BREAK]
+    )
 
 
 def patches_of_ddp(module: ModuleType) -> list[Patch]:
@@ -116,7 +115,8 @@ class _Context:
 
 
 def _by_attribute(function: Any, names: Any) -> Patch:
-    change = _rewrite.ThreadLocalNames(names, attributes=True)
+    flags = [name for name in names if name in host.COMPILING]
+    change = _rewrite.ThreadLocalNames(names, flags=flags, attributes=True)
     code = _rewrite.recompiled(function, change.visit)
     if not change.changed:
         msg = f"a use of {names[0]} in {function.__qualname__}"

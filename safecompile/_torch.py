@@ -68,7 +68,7 @@ def loaded(name: str) -> ModuleType | None:
 
 def version() -> str:
     """Returns the version of the torch that is imported, else an empty string."""
-    return str(getattr(loaded("torch"), "__version__", ""))
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
 def compile_lock() -> Any:
@@ -136,9 +136,22 @@ def really_nothing_compiled() -> bool:
     return threading.active_count() == 1 or bool(sys.modules[EVAL_FRAME].get_skip_reasons())
 
 
-def internal_error() -> Any:
-    """Returns the class of the errors that Dynamo raises when it meets what it did not expect."""
-    return sys.modules["torch._dynamo.exc"].InternalTorchDynamoError
+def internal_errors() -> tuple[type[Exception], ...]:
+    """Returns the classes of the errors that Dynamo raises when its surroundings change in the middle of a compile."""
+    return (sys.modules["torch._dynamo.exc"].InternalTorchDynamoError, AssertionError)
+
+
+def global_settings() -> tuple[Any, ...]:
+    """Returns the settings of the process that Dynamo guards on, and that another thread may change meanwhile."""
+    import torch
+
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+    )
 
 
 def in_backward() -> bool:

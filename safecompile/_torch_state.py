@@ -33,9 +33,6 @@ ERROR_ON_GRAPH_BREAK = "_error_on_graph_break"
 #: been set". Drop when min torch > 2.10.
 METRICS_CONTEXT = "_METRICS_CONTEXT"
 
-#: Inside an OptimizedModule? (2.10+), for the whole process.
-IN_OPTIMIZED_MODULE = "_in_optimized_module"
-
 #: The DistributedDataParallel whose forward is running, as an attribute of the class: a compile of another thread
 #: takes it for its own and splits its graph.
 ACTIVE_DDP_MODULE = "_active_ddp_module"
@@ -65,6 +62,9 @@ def ddp_functions(module: ModuleType) -> Iterator[FunctionType]:
             function = function.__wrapped__
         yield function
 
+
+#: What Python runs after the expression of a ``with`` statement: 3.11-3.13, 3.10, 3.14.
+WITH_OPCODES = frozenset({"BEFORE_WITH", "SETUP_WITH", "COPY"})
 
 #: The field of a stance by which compiled calls skip their guards.
 SKIP_GUARDS = "skip_guard_eval_unsafe"

@@ -25,6 +25,9 @@ PATCHED_MODULES = (
 
 _ABSENT = object()
 
+#: Dynamo itself replaces these at its first compile, for good.
+_TAGGED = {("Module", "__init__"), ("Module", "__setstate__")}
+
 
 def _of_function(function: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     while isinstance(function, types.FunctionType):
@@ -76,6 +79,7 @@ def patches(before: dict[Any, Any], after: dict[Any, Any]) -> list[str]:
         if before.get(key, _ABSENT) is not after.get(key, _ABSENT)
         and any(callable(one.get(key)) or isinstance(one.get(key), types.CodeType) for one in (before, after))
         and "attribute" not in key
+        and key[1:3] not in _TAGGED
     ]
 
 

@@ -37,13 +37,6 @@ METHOD = """
         return ours(self, *args, **kwargs)
     wrapper.__call__ = theirs
 """
-TRACE = """
-    ours, calls = symbolic_trace.Tracer.trace, []
-    def theirs(self, *args, **kwargs):
-        calls.append(1)
-        return ours(self, *args, **kwargs)
-    symbolic_trace.Tracer.trace = theirs
-"""
 CODE = """
     theirs = symbolic_trace._new_patcher.__wrapped__.__code__.replace(co_firstlineno=1)
     symbolic_trace._new_patcher.__wrapped__.__code__ = theirs
@@ -54,10 +47,9 @@ CODE = """
     ("patch", "name", "check"),
     [
         (METHOD, "CatchErrorsWrapper.__call__", "assert wrapper.__call__ is theirs"),
-        (TRACE, "Tracer.trace", "assert symbolic_trace.Tracer.trace is theirs"),
         (CODE, "_new_patcher", "assert symbolic_trace._new_patcher.__wrapped__.__code__ is theirs"),
     ],
-    ids=["method", "trace", "code"],
+    ids=["method", "code"],
 )
 def test_a_later_patch_is_left_alone(patch, name, check):
     """uninstall() keeps it, names it in one warning, takes the rest out, and torch goes on working."""

@@ -6,8 +6,6 @@ nothing is installed, compiled or started before the fork.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from .processes import passes_without_torch
@@ -31,14 +29,15 @@ BEFORE_TORCH = [
     "install uninstall install uninstall dynamo",
 ]
 
-AFTER_TORCH = sorted(
-    {
-        " ".join(order)
-        for order in itertools.permutations(["patch_all", "install", "uninstall", "dynamo"])
-        if order.index("install") < order.index("uninstall") or order[-1] == "install"
-    }
-    | {"dynamo patch_all uninstall flex", "install install uninstall install", "flex install dynamo"}
-)
+AFTER_TORCH = [
+    "patch_all install uninstall dynamo",
+    "patch_all dynamo install uninstall",
+    "dynamo patch_all install uninstall install",
+    "install uninstall dynamo patch_all install",
+    "install install uninstall install dynamo",
+    "dynamo patch_all uninstall flex",
+    "flex install dynamo",
+]
 
 PROGRAM = """
     import importlib, os, sys, traceback, warnings
@@ -48,13 +47,11 @@ PROGRAM = """
 
     def layers():
         import torch._dynamo.convert_frame as convert_frame, torch.fx._symbolic_trace as symbolic_trace
-        found = []
-        for function in (convert_frame.CatchErrorsWrapper.__call__, symbolic_trace.Tracer.trace):
-            ours = 0
-            while function is not None:
-                ours += "safecompile" in function.__code__.co_filename
-                function = getattr(function, "__wrapped__", None)
-            found.append(ours)
+        function, ours = convert_frame.CatchErrorsWrapper.__call__, 0
+        while function is not None:
+            ours += "safecompile" in function.__code__.co_filename
+            function = getattr(function, "__wrapped__", None)
+        found = [ours, int("__safecompile_local__" in vars(symbolic_trace))]
         return found
 
     def run(order):
