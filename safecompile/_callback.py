@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import _global_state, _miss, _torch
+from . import _global_state, _miss, _reset, _torch
 from ._patches import AttributePatch, MembersPatch, Patch
 
 
@@ -41,6 +41,10 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
             return on_miss(original, self, frame, cache_entry, frame_state)
         finally:
             _global_state.ended(sys._getframe(1))
+            if _reset.put_off:
+                _reset.catch_up()
+
+    _reset.callback_codes = frozenset({_patched_callback.__code__})
 
     # A compile puts this in the place of FX's code generator, for the whole process: a GraphModule that another
     # thread builds meanwhile could never be compiled (2.7-2.15). Only the compiling thread's is to be marked.

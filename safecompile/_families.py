@@ -40,7 +40,7 @@ class Family:
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
-    from . import _callback, _entries, _flex, _fx, _global_state, _lazy_backward, _retry, _stance, _state
+    from . import _callback, _entries, _flex, _fx, _global_state, _lazy_backward, _reset, _retry, _stance, _state
     from . import _torch_state as state
 
     return [
@@ -91,6 +91,15 @@ def all_families() -> list[Family]:
             [
                 Part(state.EVAL_FRAME, _stance.patches_of_eval_frame),
                 Part(state.DECORATORS, _stance.patches_of_decorators),
+            ],
+        ),
+        Family(
+            "reset",
+            [
+                Part(_torch.DYNAMO, _reset.patches_of_reset),
+                Part(_torch.EVAL_FRAME, _reset.patches_of_reset),
+                Part(state.DECORATORS, _reset.patches_of_reset),
+                Part(state.DYNAMO_UTILS, _reset.patches_of_dynamo_utils),
             ],
         ),
     ]

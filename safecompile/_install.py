@@ -159,7 +159,7 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
             f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
         )
 
-    # The order of the locks, everywhere: torch's compile lock, a module's import lock, _installing. A thread that imports
+    # The order of locks, everywhere: torch's compile lock, a module's import lock, _installing. A thread that imports
     # a part of torch in the middle of a compile takes them so, and whoever has _installing imports nothing.
     lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
     if not lock.acquire(timeout=max(0.0, timeout_s)):

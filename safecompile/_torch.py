@@ -18,6 +18,7 @@ CONVERT_FRAME = "torch._dynamo.convert_frame"
 EVAL_FRAME = "torch._dynamo.eval_frame"
 TRACE_RULES = "torch._dynamo.trace_rules"
 GUARDS = "torch._dynamo.guards"
+DYNAMO = "torch._dynamo"
 DYNAMO_UTILS = "torch._dynamo.utils"
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
 TRACEBACK = "torch.fx.traceback"
@@ -81,6 +82,26 @@ def cache_entries(code: CodeType) -> list[Any]:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     return list(_debug_get_cache_entry_list(code))
+
+
+def is_inside_a_look_up(code: CodeType) -> bool:
+    """Tells whether ``code`` is Python that torch's C code runs while it holds pointers into a function's cache."""
+    # A guard in Python. From torch 2.13 on also: the state of ``random`` is put back around the callback.
+    if code.co_name == "<lambda>":
+        return code.co_filename == getattr(sys.modules.get(GUARDS), "__file__", None)
+    return code.co_name in ("getstate", "setstate", "_patched_setstate")
+
+
+def reset_code(code: CodeType) -> None:
+    """Frees what torch knows of ``code``, compiled versions included."""
+    from torch._C._dynamo import eval_frame
+
+    eval_frame.reset_code(code)
+
+
+def original_codes(utils: Any) -> Any:
+    """Returns torch's weak dictionary from the compiled code of each entry to the function's own code."""
+    return utils.orig_code_map
 
 
 def backend_of(callback: Any) -> Any:
