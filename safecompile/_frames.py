@@ -12,8 +12,9 @@ from . import _torch
 #: The name of the local variable by which torch's wrapper says that it has called again already.
 RETRIED = "__safecompile_retried__"
 
-#: The code objects of torch's wrapper that catch a retry. Replaced as a whole by _retry.
-retrying_codes: frozenset[CodeType] = frozenset()
+#: The code of torch's wrapper that catches a retry. Replaced as a whole by _retry. Compared by identity: code that
+#: Dynamo has made may have constants that can't be hashed.
+retrying_codes: tuple[CodeType, ...] = ()
 
 _ENGINE = frozenset(str(Path(__file__).with_name(name)) for name in ("_miss.py", "_callback.py"))
 
@@ -23,9 +24,9 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
     calls = _torch.module_call_codes()
     while frame is not None:
         code = frame.f_code
-        if code in retrying_codes:
+        if _is_wrapper(frame):
             return frame
-        if code in calls:
+        if any(code is one for one in calls):
             if _torch.has_hooks(frame.f_locals["self"]):
                 return None
         elif code.co_filename not in _ENGINE and not _torch.is_frame_around_a_call(frame):
@@ -34,11 +35,15 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def _is_wrapper(frame: FrameType) -> bool:
+    return any(frame.f_code is code for code in retrying_codes)
+
+
 def region_strayed() -> int | None:
     """Returns the region that this thread's call is for, if another thread has changed it since the call began."""
     current = _torch.region()
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in retrying_codes:
+    while frame is not None and not _is_wrapper(frame):
         frame = frame.f_back
     wanted = current if frame is None else _torch.wanted_region(frame)
     return None if wanted == current else wanted

@@ -17,8 +17,8 @@ from typing import Any
 from . import _torch
 from ._patches import AttributePatch, Patch
 
-#: The code of the function that stands in the place of torch's callback. Replaced as a whole by _callback.
-callback_codes: frozenset[CodeType] = frozenset()
+#: The code of the function that stands in the place of torch's callback. Set by _callback.
+callback_code: CodeType | None = None
 
 #: The functions whose reset is put off, by id; the reference goes when the code does.
 put_off: dict[int, weakref.ref[CodeType]] = {}
@@ -45,7 +45,7 @@ def is_in_use(code: CodeType) -> bool:
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
-            if frame.f_code in callback_codes:
+            if frame.f_code is callback_code:
                 missed = frame.f_locals.get("frame")
                 if missed is None or missed.f_code is code:
                     return True

@@ -84,7 +84,7 @@ class _WrapperPatch(ClosurePatch):
     """Gives each wrapper that torch has made the other code."""
 
     def apply(self) -> None:
-        _frames.retrying_codes = frozenset({self.new})
+        _frames.retrying_codes = (self.new,)
         super().apply()
 
 

@@ -190,12 +190,12 @@ def served_again(entry: Any) -> Any:
     )
 
 
-def module_call_codes() -> frozenset[CodeType]:
+def module_call_codes() -> tuple[CodeType, ...]:
     """Returns the code of the frames that ``nn.Module.__call__`` puts around ``forward``."""
     from torch.nn import Module
 
     # While somebody traces, FX's isolation has a code of its own in the first, which calls the original one.
-    return frozenset({Module._wrapped_call_impl.__code__, Module._call_impl.__code__})
+    return (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
 
 
 def has_hooks(module: Any) -> bool:

@@ -122,7 +122,7 @@ class FakeTorch:
             "cache_entries": lambda code: list(self.lists.get(code, [])),
             "backend_of": lambda callback: callback,
             "region": lambda: -1,
-            "module_call_codes": frozenset,
+            "module_call_codes": tuple,
             "is_frame_around_a_call": lambda frame: frame.f_code is FakeTorch._evaluate.__code__,
             "compile_events": dict,
             "served_again": lambda entry: SimpleNamespace(
@@ -131,7 +131,7 @@ class FakeTorch:
             "skipped_again": lambda callback, result, frame: result,
         }.items():
             patch.setattr(_torch, name, stand_in)
-        patch.setattr(_frames, "retrying_codes", frozenset({FakeTorch.call.__code__, FakeTorch.resume.__code__}))
+        patch.setattr(_frames, "retrying_codes", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
         patch.setattr(_frames, "region_strayed", lambda: None)
         patch.setattr(_miss, "monotonic", self.scheduler.monotonic)
         patch.setattr(_miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))

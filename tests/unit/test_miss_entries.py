@@ -110,13 +110,13 @@ def test_copies_die_with_the_first_entry() -> None:
     factor = a_class()()
 
     def job() -> None:
-        assert compiled(torch.zeros(2), factor).tolist() == [2.0, 2.0]
+        assert compiled(torch.zeros(2), factor).tolist() == [2.0, 2.0]  # noqa: F821 - deleted below
 
     run_threads([job] * 8)
     codes = resume_codes(body)
     assert len(codes) == 1
     assert len(live_entries(codes)) > 1, "the followers left no copy: the test shows nothing"
-    del factor  # noqa: F821 - job holds it too
+    del factor
     run_threads([gc.collect])
     assert live_entries(codes) == []
 
