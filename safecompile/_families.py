@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
-from . import _torch
+from . import _torch, _torch_fx
 from ._patches import Patch
 
 Build = Callable[[ModuleType], "list[Patch]"]
@@ -40,7 +40,19 @@ class Family:
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
-    from . import _callback, _entries, _flex, _fx, _global_state, _lazy_backward, _reset, _retry, _stance, _state
+    from . import (
+        _callback,
+        _entries,
+        _flex,
+        _fx,
+        _global_state,
+        _lazy_backward,
+        _reset,
+        _retry,
+        _settings,
+        _stance,
+        _state,
+    )
     from . import _torch_state as state
 
     return [
@@ -58,15 +70,15 @@ def all_families() -> list[Family]:
         Family(
             "fx",
             [
-                Part(_torch.SYMBOLIC_TRACE, _fx.patches_of_symbolic_trace),
-                Part(_torch.TRACEBACK, _fx.patches_of_globals),
-                Part(_torch.PROXY_TENSOR, _fx.patches_of_globals),
-                Part(_torch.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
-                Part(_torch.HOP_UTILS, _flex.patches_of_hop_utils),
+                Part(_torch_fx.SYMBOLIC_TRACE, _fx.patches_of_symbolic_trace),
+                Part(_torch_fx.TRACEBACK, _fx.patches_of_globals),
+                Part(_torch_fx.PROXY_TENSOR, _fx.patches_of_globals),
+                Part(_torch_fx.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
+                Part(_torch_fx.HOP_UTILS, _flex.patches_of_hop_utils),
             ],
             required=True,
         ),
-        Family("flex", [Part(_torch.HOP_FLEX, _flex.patches_of_hop_flex)]),
+        Family("flex", [Part(_torch_fx.HOP_FLEX, _flex.patches_of_hop_flex)]),
         Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),
         Family(
             "compiling",
@@ -100,6 +112,13 @@ def all_families() -> list[Family]:
                 Part(_torch.EVAL_FRAME, _reset.patches_of_reset),
                 Part(state.DECORATORS, _reset.patches_of_reset),
                 Part(state.DYNAMO_UTILS, _reset.patches_of_dynamo_utils),
+            ],
+        ),
+        Family(
+            "settings",
+            [
+                Part(state.CONFIG_MODULE, _settings.patches_of_config_module),
+                Part(state.EVAL_FRAME, _settings.patches_of_eval_frame),
             ],
         ),
     ]

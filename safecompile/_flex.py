@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import _fx, _rewrite, _torch
+from . import _fx, _rewrite, _torch_fx
 from ._patches import CodePatch, Patch, thread_local_globals
 
 
@@ -19,7 +19,7 @@ def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
     body = module._set_compilation_env.__wrapped__
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
-    change = _rewrite.ThreadLocalNames([_torch.FX_FLAG], flags=[_torch.FX_FLAG], attributes=True)
+    change = _rewrite.ThreadLocalNames([_torch_fx.FX_FLAG], flags=[_torch_fx.FX_FLAG], attributes=True)
     code = _rewrite.recompiled(body, change.visit)
     return [CodePatch(body, code)] if change.changed else []
 

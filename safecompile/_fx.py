@@ -1,6 +1,6 @@
 """FX tracing, per thread: the flag, the patches on ``nn.Module``, the wrapped functions, the patcher, the metadata.
 
-torch keeps all of it in variables of the process (:data:`_torch.FX_GLOBALS`). Here the variables become
+torch keeps all of it in variables of the process (:data:`_torch_fx.FX_GLOBALS`). Here the variables become
 per-thread, and what a trace patches into shared places (the methods of ``nn.Module``, functions such as
 ``math.sqrt`` in a module's dictionary) becomes a slot: something that stands in the place while *any* thread
 has it patched, and that acts for the threads that trace alone. Traces may therefore overlap and end in any order.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import _rewrite, _slots, _torch
+from . import _rewrite, _slots, _torch, _torch_fx
 from ._patches import AttributePatch, CodePatch, Patch, thread_local_globals
 
 
@@ -89,10 +89,10 @@ class _AutogradOnThisThread(ast.NodeTransformer):
 def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     """Returns the patches for ``torch.fx._symbolic_trace``; changes nothing."""
     patcher = module._Patcher
-    if _torch.FX_FLAG not in vars(module) and any(f not in vars(module) for f in _torch.FX_FLAG_FUNCTIONS):
-        msg = f"{module.__name__}.{_torch.FX_FLAG}, or a thread-local flag in its place"
+    if _torch_fx.FX_FLAG not in vars(module) and any(f not in vars(module) for f in _torch_fx.FX_FLAG_FUNCTIONS):
+        msg = f"{module.__name__}.{_torch_fx.FX_FLAG}, or a thread-local flag in its place"
         raise LookupError(msg)
-    for method, parameters in _torch.FX_PATCHER_METHODS.items():
+    for method, parameters in _torch_fx.FX_PATCHER_METHODS.items():
         if list(inspect.signature(vars(patcher)[method]).parameters) != parameters:
             msg = f"_Patcher.{method}({', '.join(parameters)})"
             raise LookupError(msg)
@@ -101,9 +101,9 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     if not see_through.changed:
         msg = "a call of id() in _autowrap_check"
         raise LookupError(msg)
-    names, optional = _torch.FX_GLOBALS[module.__name__]
+    names, optional = _torch_fx.FX_GLOBALS[module.__name__]
     in_trace = module._new_patcher.__wrapped__  # what a trace enters around the function that it traces
-    change = _rewrite.ThreadLocalNames([*names, *optional], flags=[_torch.FX_FLAG])
+    change = _rewrite.ThreadLocalNames([*names, *optional], flags=[_torch_fx.FX_FLAG])
     entering = _rewrite.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
     return [
         *(one for one in patches_of_globals(module) if getattr(one, "function", None) is not in_trace),
@@ -114,11 +114,11 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         AttributePatch(patcher, "patch", _patched_patch),
         AttributePatch(patcher, "patch_method", _patched_patch_method),
         # What a trace calls when it means the original: that function dispatches while somebody traces.
-        *(AttributePatch(module, name, _slots.plain_function(vars(module)[name])) for name in _torch.FX_ORIGINALS),
+        *(AttributePatch(module, name, _slots.plain_function(vars(module)[name])) for name in _torch_fx.FX_ORIGINALS),
     ]
 
 
 def patches_of_globals(module: ModuleType) -> list[Patch]:
     """Returns the patches for another module that keeps FX tracing state; changes nothing."""
-    names, optional = _torch.FX_GLOBALS[module.__name__]
-    return thread_local_globals(module, names, local, optional=optional, flags=[_torch.FX_FLAG])
+    names, optional = _torch_fx.FX_GLOBALS[module.__name__]
+    return thread_local_globals(module, names, local, optional=optional, flags=[_torch_fx.FX_FLAG])

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from . import _torch
+from . import _environment, _torch, _torch_fx
 from ._errors import HostMismatchError, InstallError, SafeCompileWarning
 from ._families import Family, Part, all_families
 from ._patches import AttributePatch, Patch
@@ -34,16 +34,6 @@ _fork_handler_registered = False
 _installing = threading.RLock()
 
 
-def is_disabled() -> bool:
-    """Tells whether ``SAFECOMPILE_DISABLE`` asks for plain torch."""
-    return os.environ.get("SAFECOMPILE_DISABLE", "0") not in ("", "0")
-
-
-def is_strict() -> bool:
-    """Tells whether ``SAFECOMPILE_STRICT`` makes every family required."""
-    return os.environ.get("SAFECOMPILE_STRICT", "0") not in ("", "0")
-
-
 def is_installed() -> bool:
     """Tells whether the patches are installed, or wait for torch to be imported.
 
@@ -54,7 +44,7 @@ def is_installed() -> bool:
 
 def is_inside_a_trace() -> bool:
     """Tells whether this thread is tracing or compiling: a moment at which nothing can be installed."""
-    return _torch.traces_here()
+    return _torch_fx.traces_here()
 
 
 def state() -> dict[str, str]:
@@ -81,14 +71,9 @@ def install(*, timeout_s: float = 10.0) -> None:
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
     global _installed, _active, _mismatch
-    if _installed or is_disabled():
+    if _installed or _environment.is_disabled():
         return
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        msg = (
-            "safecompile can't work on a Python without the global interpreter lock: torch.compile itself relies on "
-            "it. Nothing is patched. Start Python with PYTHON_GIL=1, or set SAFECOMPILE_DISABLE=1."
-        )
-        raise InstallError(msg)
+    _environment.check_gil()
     importlib.import_module("wrapt")
     families = all_families()
     _wait_for_imports(families)
@@ -146,7 +131,7 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
     """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
     deadline = time.monotonic() + timeout_s
 
-    if _torch.traces_here():
+    if _torch_fx.traces_here():
         msg = (
             f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, where nothing can "
             f"be patched. Nothing was changed. Call {what}() before or after it."
@@ -166,7 +151,7 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
         raise give_up("compiling")  # noqa: EM101
     try:
         with _installing:  # an installer does no work of the user's: waiting for one needs no limit
-            while _torch.another_thread_traces():
+            while _torch_fx.another_thread_traces():
                 if time.monotonic() > deadline:
                     raise give_up("tracing")  # noqa: EM101
                 time.sleep(0.005)
@@ -261,7 +246,7 @@ def _apply(family_name: str, part: Part, module: ModuleType) -> None:
 
 def _take_out(family: Family, part: Part, what: str) -> None:
     global _mismatch
-    if family.required or is_strict():
+    if family.required or _environment.is_strict():
         _undo_all()
         family.problem = what
         _mismatch = HostMismatchError(family.name, what, _torch.version())

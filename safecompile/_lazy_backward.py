@@ -13,7 +13,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from . import _torch
+from . import _settings, _torch
 from ._patches import AttributePatch, Patch
 
 
@@ -32,7 +32,7 @@ def _patch_of_class(compiler: Any) -> Patch:
     def _patched_get_or_compile(self: Any, **kwargs: Any) -> Any:
         if self.compiled_bw is not None:
             return self.compiled_bw
-        with _torch.compile_lock(), _torch.autograd_on_this_thread():
+        with _torch.compile_lock(), _torch.autograd_on_this_thread(), _settings.applied():
             return original(self, **kwargs)  # which looks again
 
     return AttributePatch(compiler, "get_or_compile", _patched_get_or_compile)

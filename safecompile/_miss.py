@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType
 from typing import Any
 
-from . import _entries, _events, _frames, _global_state, _slots, _torch
+from . import _entries, _events, _frames, _global_state, _settings, _slots, _torch
 
 
 class Retry(BaseException):
@@ -136,6 +136,7 @@ class _Call:
         self.code: CodeType = frame.f_code
         self.region = _torch.region()
         self.device = _frames.device_of(frame)
+        self.reverts: list[Any] = []
         self.entry: Any = None
         self.result: Any = None
         self.role, self.outcome = "follower", "failed"
@@ -162,6 +163,7 @@ class _Call:
         try:
             self._trace(None)
         finally:
+            self._revert_settings()
             _torch.compile_events().update(kept)
         return self.result
 
@@ -188,7 +190,9 @@ class _Call:
         self.outcome = "failed"
         _global_state.began()
         _torch.set_autograd_multithreading(False)
+        self.reverts = _settings.apply_for(self.callback)
         self.result = self._torch_compiles(head)
+        self._revert_settings()
         self.compiled_s = monotonic() - began
         guarded = self.result.guarded_code
         if guarded is not None:
@@ -205,7 +209,7 @@ class _Call:
 
     def _torch_compiles(self, head: Any) -> Any:
         """Has torch compile; once more if a setting, or a function that FX wraps, was exchanged under its eyes."""
-        for _ in range(3):
+        for _ in range(2):
             seen = (_slots.changes, _torch.global_settings())
             try:
                 return self.original(self.callback, self.frame, head, self.frame_state)
@@ -214,8 +218,13 @@ class _Call:
                     raise
         return self.original(self.callback, self.frame, head, self.frame_state)
 
+    def _revert_settings(self) -> None:
+        while self.reverts:
+            self.reverts.pop()()
+
     def settle(self, lock: Any, flight: Flight | None, multithreading: bool) -> None:
         """Leaves everything as it was, whatever happened; a second time does nothing."""
+        self._revert_settings()
         if lock._is_owned():
             lock.release()
         if flight is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -122,3 +125,59 @@ def inner_code(code: CodeType) -> CodeType:
 def restores_random(function: FunctionType) -> bool:
     """Tells whether ``preserve_global_state`` restores ``random`` itself (up to torch 2.12)."""
     return "setstate" in inner_code(function.__code__).co_names
+
+
+CONFIG_MODULE = "torch.utils._config_module"
+
+#: The config modules whose settings a compile reads.
+CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+
+def settings_are_per_context(module: Any) -> bool:
+    """Tells whether settings are context variables (torch 2.12+)."""
+    return hasattr(module, "ContextVar")
+
+
+def configs() -> list[Any]:
+    """Returns those config modules that are imported."""
+    return [sys.modules[name] for name in CONFIGS if name in sys.modules]
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Returns torch's records of the settings of a config module, by name."""
+    found: dict[str, Any] = vars(config).get("_config", {})
+    return found
+
+
+def own_values(config: Any) -> dict[str, Any]:
+    """Returns the settings that have a value of this context's own."""
+    unset = sys.modules[CONFIG_MODULE]._UNSET_SENTINEL
+    values = {name: entry.user_override.get() for name, entry in settings_of(config).items()}
+    return {name: value for name, value in values.items() if value is not unset}
+
+
+def has_no_value(config: Any, name: str) -> bool:
+    """Tells whether a setting has no value of this context's own: none, or torch's copy of a mutable default."""
+    entry = settings_of(config).get(name)
+    if entry is None or entry.alias is not None:
+        return False
+    module: Any = sys.modules[CONFIG_MODULE]
+    value = entry.user_override.get()
+    return value is module._UNSET_SENTINEL or (isinstance(value, (list, set, dict)) and value == entry.default)
+
+
+def set_settings(config: Any, **values: Any) -> Callable[[], None]:
+    """Sets settings in this context; returns what puts back what was there."""
+    revert: Callable[[], None] = config._make_closure_patcher(**values)()
+    return revert
+
+
+def remove_value(config: Any, name: str) -> None:
+    """Takes this context's own value of a setting away."""
+    set_settings(config, **{name: sys.modules[CONFIG_MODULE]._UNSET_SENTINEL})
+
+
+@functools.cache
+def torch_folder() -> str:
+    """Returns the folder of torch's own files, with a separator at its end."""
+    return str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep

@@ -14,7 +14,7 @@ def report() -> dict[str, Any]:
     import torch
 
     import safecompile
-    from safecompile import _install
+    from safecompile import _environment, _install
 
     problem = None
     try:
@@ -33,7 +33,7 @@ def report() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "installed": safecompile.is_installed(),
-        "disabled": _install.is_disabled(),
+        "disabled": _environment.is_disabled(),
         "families": _install.state(),
         "problem": problem,
     }
