@@ -62,6 +62,9 @@ def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], switch: Switch, 
     for block in range(settings["blocks"] + 2):
         order = rng.sample(NAMES, len(NAMES))
         for name in order:
+            # The patches move before every variant, the same way round: CPython's inline caches then start alike.
+            switch.turn(name != "safe")
+            team.time(fn, arguments, warm)
             switch.turn(name == "safe")
             team.time(callers[name], arguments, warm)
             wall, cpu = team.time(callers[name], arguments, calls)

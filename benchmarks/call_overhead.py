@@ -15,7 +15,7 @@ from ._common import environment, environment_line, result_path, run_child, say,
 
 #: Calls in a timed block, and before it, by function and number of threads.
 CALLS = {
-    "function": [{"threads": 1, "calls": 200, "warm_calls": 40}, {"threads": 8, "calls": 40, "warm_calls": 10}],
+    "function": [{"threads": 1, "calls": 200, "warm_calls": 100}, {"threads": 8, "calls": 40, "warm_calls": 15}],
     "module": [{"threads": 1, "calls": 20, "warm_calls": 5}, {"threads": 8, "calls": 5, "warm_calls": 2}],
 }
 BACKENDS = {"function": "eager", "module": "inductor"}

@@ -102,6 +102,10 @@ class GlobalsPatch:
         names: the variables; those that the module does not have are left out.
         local: a ``threading.local`` whose attributes of the same names hold the values.
         flags: those of the variables that are False nearly always and read often.
+
+    A module whose variables are all flags keeps them, as "on in some thread", and gets no ``__getattr__``: CPython does
+    not specialise reads of a module that has one, and ``torch.compiler`` is read on each warm call (measured on 3.11:
+    1.6 % more instructions).
     """
 
     def __init__(self, module: types.ModuleType, names: Iterable[str], local: Any, flags: Iterable[str] = ()) -> None:
@@ -110,6 +114,7 @@ class GlobalsPatch:
         self.names = tuple(name for name in names if name in vars(module))
         self.originals: dict[str, Any] = {}
         self.getattr = AttributePatch(module, "__getattr__", self._module_getattr(), new=True)
+        self.keeps = self.threads.keys() == set(self.names)
 
     def _module_getattr(self) -> Any:
         names, local = frozenset(self.names), self.local
@@ -134,6 +139,8 @@ class GlobalsPatch:
             threads.add(threading.get_ident())
         else:
             threads.discard(threading.get_ident())
+        if self.keeps:
+            vars(self.module)[name] = bool(threads)
 
     def apply(self) -> None:
         space = vars(self.module)
@@ -141,14 +148,19 @@ class GlobalsPatch:
         space[_rewrite.SET_FLAG] = self.set_flag
         for name, threads in self.threads.items():
             space[_rewrite.threads_with(name)] = threads
+        if self.keeps:
+            self.originals = {name: space[name] for name in self.names}
+            return
         self.getattr.apply()
         for name in self.names:
             self.originals[name] = space.pop(name)
 
     def revert(self) -> str | None:
         space = vars(self.module)
+        if self.keeps:
+            space.update(self.originals)
         foreign = [n for n in self.names if space.setdefault(n, self.originals[n]) is not self.originals[n]]
-        problem = self.getattr.revert()
+        problem = None if self.keeps else self.getattr.revert()
         if problem is None:
             for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.threads_with, self.threads)):
                 space.pop(name, None)
