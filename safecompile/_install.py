@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from . import _environment, _torch, _torch_fx
-from ._errors import HostMismatchError, InstallError, SafeCompileWarning
+from ._errors import HostMismatchError, InstallError, LateInstallWarning, SafeCompileWarning
 from ._families import Family, Part, all_families
-from ._patches import AttributePatch, Patch
+from ._patches import AttributePatch, Patch, late_references
 from ._rewrite import RewriteError
 
 _families: list[Family] = []
@@ -94,6 +94,7 @@ def install(*, timeout_s: float = 10.0) -> None:
         _installed = True
     _catch_up()
     _register_fork_handler()
+    _warn_of_late_references()
 
 
 def uninstall(*, timeout_s: float = 10.0) -> None:
@@ -279,6 +280,24 @@ def _refuse_to_compile(family: Family, part: Part, convert_frame: ModuleType) ->
     )
     patch.apply()
     family.applied.append((part, [patch]))
+
+
+def _warn_of_late_references() -> None:
+    patches = [patch for family in _families for _, applied in family.applied for patch in applied]
+    late = [name for name in late_references(patches) if name not in _warned]
+    _warned.update(late)
+    if late:
+        warnings.warn(
+            f"safecompile was installed after these took a reference to a part of torch that it replaces: "
+            f"{', '.join(sorted(late))}. Calls through them run as in plain torch. Put 'import safecompile.patch_all' "
+            "before the imports that take them.",
+            LateInstallWarning,
+            stacklevel=3,
+        )
+
+
+#: The late references that were named already.
+_warned: set[str] = set()
 
 
 def _undo(family: Family) -> list[str]:

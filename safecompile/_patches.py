@@ -212,13 +212,19 @@ def thread_local_globals(
     return [GlobalsPatch(module, present, local, flags), *(CodePatch(f, code) for f, code in users)]
 
 
-def names_bound_to(original: Any, *, but_not_in: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns (module, name) of each global variable in the process that is ``original`` itself."""
-    skipped = set(but_not_in)
+def late_references(patches: Iterable[Patch]) -> list[str]:
+    """Returns, as ``module.name``, each global outside of torch that is what a patch has replaced in torch."""
+    replaced = {
+        id(patch.original): patch.original
+        for patch in patches
+        if isinstance(patch, AttributePatch)
+        and isinstance(patch.owner, types.ModuleType)
+        and patch.owner.__name__.partition(".")[0] == "torch"
+    }
     return [
-        (module_name, name)
+        f"{module_name}.{name}"
         for module_name, module in list(sys.modules.items())
-        if module_name not in skipped and isinstance(module, types.ModuleType)
+        if isinstance(module, types.ModuleType) and module_name.partition(".")[0] not in ("torch", "safecompile")
         for name, value in list(vars(module).items())
-        if value is original
+        if id(value) in replaced and value is replaced[id(value)]
     ]

@@ -12,6 +12,7 @@ On a machine without a GPU the steps run on the CPU where they can, which only s
 import argparse
 import concurrent.futures
 import faulthandler
+import itertools
 import json
 import os
 import subprocess
@@ -400,12 +401,13 @@ def settings_in_threads():
     device = devices()[0]
     config.recompile_limit = 40
     values: dict = {}
+    names = itertools.count()
 
     def make():
-        source = "def body(x):\n    return (x + 1) * 2\n"
-        space: dict = {}
-        exec(source, space)
-        body = space["body"]
+        def body(x):
+            return (x + 1) * 2
+
+        body.__code__ = body.__code__.replace(co_name=f"body_{next(names)}")  # entries of its own
         return body, torch.compile(body, backend="eager", dynamic=False)
 
     def shapes(function):
@@ -453,6 +455,7 @@ def numbered(n):
         y = torch.softmax(y[:, : 2000 + 97 * n], dim=-1) * (n + 1)
         return y + y.mean(dim=0, keepdim=True)
 
+    body.__code__ = body.__code__.replace(co_name=f"body_{n}")  # else all share one recompile limit
     return body
 
 
@@ -519,6 +522,7 @@ def child(name, mode):
     import torch._dynamo
     import torch._inductor.compile_fx
 
+    faulthandler.enable()
     start = time.monotonic()
     try:
         details = STEPS[name]() or seen()
@@ -537,7 +541,7 @@ def child(name, mode):
         off = {k: v for k, v in _install.state().items() if v not in ("on", "waiting")}
         if off:
             details["families_not_on"] = off
-    print("RESULT " + json.dumps({"verdict": verdict, "seconds": round(time.monotonic() - start, 1), **details}))
+    print("RESULT " + json.dumps({"verdict": verdict, "seconds": round(time.monotonic() - start, 1), **details}, default=repr))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,0 +1,37 @@
+"""References that were taken before the installation and that it can't reach are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.threads import in_fresh_process
+
+PROGRAM = """
+import sys, types, warnings
+import torch, torch._dynamo
+early = types.ModuleType("early")
+exec({taken!r}, vars(early))
+sys.modules["early"] = early
+import safecompile
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    safecompile.install()
+    safecompile.uninstall()
+    safecompile.install()
+print([(w.category.__name__, "early." in str(w.message)) for w in seen])
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "warnings"),
+    [
+        ("from torch._dynamo.convert_frame import compute_cache_size", "[('LateInstallWarning', True)]"),
+        ("from torch.fx._symbolic_trace import is_fx_tracing", "[]"),
+        ("from torch.nn.attention.flex_attention import flex_attention, create_block_mask", "[]"),
+    ],
+)
+def test_what_is_not_protected_is_named_once(taken, warnings):
+    """A name that is replaced in torch is named, once; what is changed in place needs no word."""
+    done = in_fresh_process(PROGRAM.format(taken=taken))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == warnings
