@@ -224,12 +224,12 @@ class _Call:
 
     def settle(self, lock: Any, flight: Flight | None, multithreading: bool) -> None:
         """Leaves everything as it was, whatever happened; a second time does nothing."""
-        self._revert_settings()
         if lock._is_owned():
             lock.release()
         if flight is not None:
             flight.close()
         _torch.set_autograd_multithreading(multithreading)
+        self._revert_settings()
         if self.entry is not None:
             self.role, self.outcome = "follower", "reused"
 
