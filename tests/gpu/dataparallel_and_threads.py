@@ -1,8 +1,8 @@
 """DataParallel, CUDA graphs, barriers, settings and first kernel launches with several threads, on one or two GPUs.
 
 Each step runs in a process of its own, with empty caches and a time limit, once with plain torch and once after
-``import safecompile.patch_all``. One line each: PASS or FAIL, the step, which of the two, and what was seen. The library
-does not treat CUDA graphs or DataParallel: what fails there is recorded, not asserted, and the exit code is always 0.
+``import safecompile.patch_all``. One line each: PASS or FAIL, the step, which of the two, and what was seen. The
+library does not treat CUDA graphs or DataParallel: what fails there is recorded, not asserted, and the exit code is always 0.
 
     python tests/gpu/dataparallel_and_threads.py [--steps a,b] [--modes plain,safe] [--repeats 2] [--json FILE]
 
@@ -126,7 +126,7 @@ def check_training(net, call, steps=4):
         got = call(x)
         got_grads = grads(net, got)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        for a, b in zip(got_grads, want_grads):
+        for a, b in zip(got_grads, want_grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
@@ -541,7 +541,10 @@ def child(name, mode):
         off = {k: v for k, v in _install.state().items() if v not in ("on", "waiting")}
         if off:
             details["families_not_on"] = off
-    print("RESULT " + json.dumps({"verdict": verdict, "seconds": round(time.monotonic() - start, 1), **details}, default=repr))
+    print(
+        "RESULT "
+        + json.dumps({"verdict": verdict, "seconds": round(time.monotonic() - start, 1), **details}, default=repr)
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
