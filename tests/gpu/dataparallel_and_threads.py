@@ -1,12 +1,11 @@
 """DataParallel, CUDA graphs, barriers, settings and first kernel launches with several threads, on one or two GPUs.
 
 Each step runs in a process of its own, with empty caches and a time limit, once with plain torch and once after
-``import safecompile.patch_all``. One line each: PASS or FAIL, the step, which of the two, and what was seen. The
-library does not treat CUDA graphs or DataParallel: what fails there is recorded, not asserted, and the exit code is always 0.
-
-    python tests/gpu/dataparallel_and_threads.py [--steps a,b] [--modes plain,safe] [--repeats 2] [--json FILE]
-
-On a machine without a GPU the steps run on the CPU where they can, which only shows that they are written rightly.
+``import safecompile.patch_all``. One line each: PASS or FAIL, the step, which of the two, and what was seen.
+The library does not treat CUDA graphs or DataParallel: what fails there is recorded, not asserted, and the exit
+code is always 0. python tests/gpu/dataparallel_and_threads.py [--steps a,b] [--modes plain,safe] [--repeats 2]
+[--json FILE] On a machine without a GPU the steps run on the CPU where they can, which only shows that they are
+written rightly.
 """
 
 import argparse
