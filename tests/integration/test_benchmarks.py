@@ -52,7 +52,7 @@ def _check(benchmark, data):
 
 @pytest.mark.timeout(900)
 def test_warm_call_instructions():
-    """A warm call runs at most 1.005 times the instructions of plain torch's: in a process of its own, or in the same one.
+    """A warm call runs at most 1.005 times the instructions of plain torch's, across processes or within one.
 
     What else a process has imported moves the count by up to 3 % on CPython 3.11 (caches of types and attributes), so
     the patches are also taken out in the process that had them in, and the larger of the two counts is the measure.
