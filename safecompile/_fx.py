@@ -92,6 +92,9 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     if _torch_fx.FX_FLAG not in vars(module) and any(f not in vars(module) for f in _torch_fx.FX_FLAG_FUNCTIONS):
         msg = f"{module.__name__}.{_torch_fx.FX_FLAG}, or a thread-local flag in its place"
         raise LookupError(msg)
+    if not hasattr(module.Tracer, "trace"):
+        msg = "Tracer.trace"
+        raise LookupError(msg)
     for method, parameters in _torch_fx.FX_PATCHER_METHODS.items():
         if list(inspect.signature(vars(patcher)[method]).parameters) != parameters:
             msg = f"_Patcher.{method}({', '.join(parameters)})"

@@ -46,7 +46,7 @@ def is_off() -> bool:
 def apply_for(callback: Any) -> list[Callable[[], None]]:
     """Gives this thread the settings that it lacks, for one compile; returns what takes them away again."""
     wanted = dict(_newest)
-    thread, taken = vars(callback).get("_safecompile_settings", (None, {}))
+    thread, taken = getattr(callback, "__dict__", {}).get("_safecompile_settings", (None, {}))
     if thread is not None and thread != threading.get_ident():
         wanted = {**taken, **wanted}
     changes: dict[str, dict[str, Any]] = {}

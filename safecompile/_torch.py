@@ -122,7 +122,8 @@ def really_nothing_compiled() -> bool:
 
 def internal_errors() -> tuple[type[Exception], ...]:
     """Returns the classes of the errors that Dynamo raises when its surroundings change in the middle of a compile."""
-    return (sys.modules["torch._dynamo.exc"].InternalTorchDynamoError, AssertionError)
+    errors = sys.modules.get("torch._dynamo.exc")
+    return (AssertionError,) if errors is None else (errors.InternalTorchDynamoError, AssertionError)
 
 
 def global_settings() -> tuple[Any, ...]:
