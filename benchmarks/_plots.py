@@ -145,7 +145,7 @@ def _contention(data: dict[str, Any], stem: Path) -> list[Path]:
     ]
     label = "latency of a warm call in microseconds, p99, and up to the longest"
     intervals = [(row["p99"], row["max"]) for row in rows]
-    return [_bars(stem.with_suffix(".svg"), names, [row["p99"] for row in rows], intervals, label, log=True)]
+    return [_bars(stem.with_name(f"{stem.name}.svg"), names, [row["p99"] for row in rows], intervals, label, log=True)]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
     """Returns the patches that put :func:`_miss.on_miss` in place of torch's callback; changes nothing."""
     original = module.CatchErrorsWrapper.__call__
     parameters = list(inspect.signature(original).parameters)
-    if parameters != ["self", "frame", "cache_entry", "frame_state"]:
+    passes_on = inspect.getfullargspec(original).varargs is not None  # somebody else's wrapper
+    if parameters != ["self", "frame", "cache_entry", "frame_state"] and not passes_on:
         msg = f"CatchErrorsWrapper.__call__(self, frame, cache_entry, frame_state), not {parameters}"
         raise LookupError(msg)
     if not hasattr(module.compile_lock, "_is_owned"):

@@ -109,9 +109,9 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     change = _rewrite.ThreadLocalNames([*names, *optional], flags=[_torch_fx.FX_FLAG])
     entering = _rewrite.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
     return [
+        AttributePatch(module, "__safecompile_autograd__", _torch.autograd_on_this_thread, new=True),
         *(one for one in patches_of_globals(module) if getattr(one, "function", None) is not in_trace),
         CodePatch(in_trace, entering),
-        AttributePatch(module, "__safecompile_autograd__", _torch.autograd_on_this_thread, new=True),
         AttributePatch(module, "__safecompile_id__", _slots.original_id, new=True),
         CodePatch(module._autowrap_check, search),
         AttributePatch(patcher, "patch", _patched_patch),

@@ -20,7 +20,7 @@ from typing import Any
 from . import _environment, _torch, _torch_fx
 from ._errors import HostMismatchError, InstallError, LateInstallWarning, SafeCompileWarning
 from ._families import Family, Part, all_families
-from ._patches import AttributePatch, Patch, late_references
+from ._patches import AttributePatch, GlobalsPatch, Patch, late_references
 from ._rewrite import RewriteError
 
 _families: list[Family] = []
@@ -301,9 +301,16 @@ _warned: set[str] = set()
 
 
 def _undo(family: Family) -> list[str]:
-    left = []
+    left: list[str] = []
     for _, patches in reversed(family.applied):
-        left += [what for patch in reversed(patches) if (what := patch.revert()) is not None]
+        for patch in reversed(patches):
+            if isinstance(patch, GlobalsPatch):
+                patch.is_still_used = bool(left)
+            elif left and isinstance(patch, AttributePatch) and patch.name.startswith("__safecompile"):
+                continue  # code that somebody else has made of ours may use it
+            what = patch.revert()
+            if what is not None:
+                left.append(what)
     family.applied.clear()
     return left
 

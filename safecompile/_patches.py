@@ -113,6 +113,7 @@ class GlobalsPatch:
         self.threads: dict[str, set[int]] = {name: set() for name in flags if name in vars(module)}
         self.names = tuple(name for name in names if name in vars(module))
         self.originals: dict[str, Any] = {}
+        self.is_still_used = False  # by code that somebody else has made of ours
         self.getattr = AttributePatch(module, "__getattr__", self._module_getattr(), new=True)
         self.keeps = self.threads.keys() == set(self.names)
 
@@ -161,7 +162,7 @@ class GlobalsPatch:
             space.update(self.originals)
         foreign = [n for n in self.names if space.setdefault(n, self.originals[n]) is not self.originals[n]]
         problem = None if self.keeps else self.getattr.revert()
-        if problem is None:
+        if problem is None and not self.is_still_used:
             for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.threads_with, self.threads)):
                 space.pop(name, None)
         elif foreign:

@@ -35,6 +35,17 @@ class _Patched(threading.local):
 
 _patched = _Patched()
 
+
+class _Taken:
+    """The settings at a call of torch.compile. A copy, or what is unpickled, is of no thread and empty."""
+
+    def __init__(self, thread: int = 0, values: dict[tuple[str, str], tuple[Any, Any]] | None = None) -> None:
+        self.thread, self.values = thread, values or {}
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+
 _NO_CALLBACK = SimpleNamespace()
 
 
@@ -46,9 +57,9 @@ def is_off() -> bool:
 def apply_for(callback: Any) -> list[Callable[[], None]]:
     """Gives this thread the settings that it lacks, for one compile; returns what takes them away again."""
     wanted = dict(_newest)
-    thread, taken = getattr(callback, "__dict__", {}).get("_safecompile_settings", (None, {}))
-    if thread is not None and thread != threading.get_ident():
-        wanted = {**taken, **wanted}
+    taken = getattr(callback, "__dict__", {}).get("_safecompile_settings")
+    if taken is not None and taken.thread != threading.get_ident():
+        wanted = {**taken.values, **wanted}
     changes: dict[str, dict[str, Any]] = {}
     configs: dict[str, Any] = {}
     for (module_name, name), (config, value) in wanted.items():
@@ -105,7 +116,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     def _patched_init(self: Any, callback: Any, *args: Any, **kwargs: Any) -> None:
         original(self, callback, *args, **kwargs)
         if hasattr(callback, "__dict__") and callable(callback):
-            callback.__dict__["_safecompile_settings"] = (threading.get_ident(), _own_values())
+            callback.__dict__["_safecompile_settings"] = _Taken(threading.get_ident(), _own_values())
 
     return [AttributePatch(module._TorchDynamoContext, "__init__", _patched_init)]
 
