@@ -27,7 +27,18 @@ PROGRAM = """
     torch.fx.symbolic_trace(torch.nn.Linear(1, 1))
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
     safecompile.install()
-    assert torch.equal(f(torch.ones(3)), torch.ones(3).sin())
+    {again}
+"""
+
+#: A method that somebody has wrapped is wrapped again; a function that is not what its source says does not fit.
+RUNS = "assert torch.equal(f(torch.ones(3)), torch.ones(3).sin())"
+REFUSES = """
+    try:
+        f(torch.ones(3))
+    except safecompile.HostMismatchError as error:
+        assert "_new_patcher" in str(error)
+    else:
+        raise AssertionError("installed beside a foreign patch of code that is to be recompiled")
 """
 
 METHOD = """
@@ -44,16 +55,16 @@ CODE = """
 
 
 @pytest.mark.parametrize(
-    ("patch", "name", "check"),
+    ("patch", "name", "check", "again"),
     [
-        (METHOD, "CatchErrorsWrapper.__call__", "assert wrapper.__call__ is theirs"),
-        (CODE, "_new_patcher", "assert symbolic_trace._new_patcher.__wrapped__.__code__ is theirs"),
+        (METHOD, "CatchErrorsWrapper.__call__", "assert wrapper.__call__ is theirs", RUNS),
+        (CODE, "_new_patcher", "assert symbolic_trace._new_patcher.__wrapped__.__code__ is theirs", REFUSES),
     ],
     ids=["method", "code"],
 )
-def test_a_later_patch_is_left_alone(patch, name, check):
+def test_a_later_patch_is_left_alone(patch, name, check, again):
     """uninstall() keeps it, names it in one warning, takes the rest out, and torch goes on working."""
-    passes(PROGRAM.format(patch=patch.strip(), name=name, check=check))
+    passes(PROGRAM.format(patch=patch.strip(), name=name, check=check, again=again.strip()))
 
 
 def test_a_patch_that_is_undone_before_is_nothing():
