@@ -17,6 +17,7 @@ from benchmarks.drafters import devices, parsed
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("benchmark", ["call_overhead", "cold_start", "contention", "drafters"])
 def test_short_setting(tmp_path, benchmark):
@@ -50,6 +51,7 @@ def _check(benchmark, data):
         assert set(data["functions"]["function"]["threads"]) == {"1", "8"}
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(900)
 def test_warm_call_instructions():
     """A warm call runs at most 1.005 times the instructions of plain torch's, across processes or within one.
