@@ -39,6 +39,14 @@ def _is_wrapper(frame: FrameType) -> bool:
     return any(frame.f_code is code for code in retrying_codes)
 
 
+def dynamic_of_the_call() -> bool | None:
+    """Returns what ``dynamic=`` was for the compiled function that this thread is calling, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_wrapper(frame):
+        frame = frame.f_back
+    return None if frame is None else getattr(frame.f_locals.get("self"), "_dynamic", None)
+
+
 def region_strayed() -> int | None:
     """Returns the region that this thread's call is for, if another thread has changed it since the call began."""
     current = _torch.region()

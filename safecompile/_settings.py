@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
+from . import _frames
 from . import _torch_state as host
 from ._patches import AttributePatch, Patch
 
@@ -48,6 +49,9 @@ class _Taken:
 
 _NO_CALLBACK = SimpleNamespace()
 
+#: torch's maker of what sets ``dynamic=``, up to 2.11. Set once, by the installation.
+_make_dynamic: Any = None
+
 
 def is_off() -> bool:
     """Tells whether the user has turned this off."""
@@ -66,7 +70,9 @@ def apply_for(callback: Any) -> list[Callable[[], None]]:
         if host.has_no_value(config, name):
             configs[module_name] = config
             changes.setdefault(module_name, {})[name] = value
-    return [host.set_settings(configs[module_name], **values) for module_name, values in changes.items()]
+    reverts = [host.set_settings(configs[module_name], **values) for module_name, values in changes.items()]
+    dynamic = _frames.dynamic_of_the_call() if _make_dynamic is not None else None
+    return reverts if dynamic is None else [*reverts, _make_dynamic(dynamic)()]
 
 
 @contextmanager
@@ -108,7 +114,9 @@ def patches_of_config_module(module: ModuleType) -> list[Patch]:
 
 def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     """Returns the patch that notes the settings at the call of torch.compile; changes nothing."""
-    if is_off() or not host.settings_are_per_context(sys.modules[host.CONFIG_MODULE]):
+    if not host.settings_are_per_context(sys.modules[host.CONFIG_MODULE]):
+        return [_patch_of_dynamic(module)]
+    if is_off():
         return []
     original = module._TorchDynamoContext.__init__
 
@@ -119,6 +127,27 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
             callback.__dict__["_safecompile_settings"] = _Taken(threading.get_ident(), _own_values())
 
     return [AttributePatch(module._TorchDynamoContext, "__init__", _patched_init)]
+
+
+def _patch_of_dynamic(module: ModuleType) -> Patch:
+    """Takes ``dynamic=`` out of the call, where torch up to 2.11 sets it for the whole process, into the compile."""
+    global _make_dynamic
+    _make_dynamic = original = module.make_set_enable_dynamic
+
+    def nothing() -> None:
+        pass
+
+    @functools.wraps(original)
+    def _patched_make_set_enable_dynamic(enable: bool) -> Callable[[], Callable[[], None]]:
+        plain: Callable[[], Callable[[], None]] = original(enable)
+
+        def change() -> Callable[[], None]:
+            installed = module.make_set_enable_dynamic is _patched_make_set_enable_dynamic
+            return nothing if installed else plain()
+
+        return change
+
+    return AttributePatch(module, "make_set_enable_dynamic", _patched_make_set_enable_dynamic)
 
 
 def _own_values() -> dict[tuple[str, str], tuple[Any, Any]]:
