@@ -152,22 +152,31 @@ def run_child(module: str, settings: dict[str, Any], *, time_limit_s: float) -> 
         # Files, not pipes: a compile worker that outlives the child would keep a pipe open. Its group ends with it.
         command = [sys.executable, "-m", module, json.dumps(settings)]
         child = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, start_new_session=True)
+        ended = False
         try:
-            status: int | None = child.wait(time_limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
+            ended = _ends(child.pid, time_limit_s)
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            status = child.wait()
         said, complaint = _text(out), _text(err)
-    if status is None:
+    if not ended:
         return {"hung": True, "errors": [f"no answer in {time_limit_s:.0f} s"], "stderr": complaint[-6000:]}
     lines = [line for line in said.splitlines() if line.startswith("{")]
     if status != 0 or not lines:
         return {"hung": False, "errors": [f"exit status {status}"], "stderr": complaint[-3000:]}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
+
+
+def _ends(pid: int, time_limit_s: float) -> bool:
+    """Waits for a child to end without reaping it: until then nobody else gets its number, or its group's."""
+    deadline = time.monotonic() + time_limit_s
+    while time.monotonic() < deadline:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _text(file: IO[str]) -> str:

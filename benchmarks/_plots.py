@@ -86,7 +86,8 @@ def _timelines(file: Path, panels: dict[str, dict[str, list[list[Any]]]]) -> Pat
         for row, spans in enumerate(threads.values()):
             for begin, end, state in spans:
                 axes.barh(row, max(end - begin, 0.02), left=begin, color=COLOURS[state], height=0.8)
-        axes.set_yticks(range(len(threads)), list(threads))
+        labels = ["autograd worker" if name.startswith("autograd-") else name for name in threads]
+        axes.set_yticks(range(len(threads)), labels)
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=9)
     grid[-1, 0].set_xlabel("seconds from the start")

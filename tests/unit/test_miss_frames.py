@@ -134,7 +134,7 @@ def test_each_kind_of_frame_compiles_as_often_as_for_one_thread(make: Any) -> No
     expected, _ = alone(jobs)
     counts, _ = together(jobs, before=lambda: time.sleep(0.01))
     assert counts == expected
-    assert expected[0] >= 2
+    assert expected[0] >= 2 or make is module_compile  # torch 2.7 leaves the forwards of torch.nn itself alone
     assert counters[1].count == counters[0].count > 0
 
 
