@@ -179,7 +179,11 @@ def test_every_order_with_exceptions():
     traces_that_fail()
 
 
-@pytest.mark.xfail(strict=False, reason="torch 2.7: the compile does not reach its backend; not looked into yet")
+@pytest.mark.xfail(
+    "is_fx_symbolic_tracing" not in vars(torch.fx._symbolic_trace),  # torch before 2.9
+    strict=False,
+    reason="torch 2.7: the compile does not reach its backend; not looked into yet",
+)
 def test_every_order_of_three_traces_and_a_compile():
     """The same with a compile over all of them, over their first half or over their second; it happens once."""
     three_traces_and_a_compile()
