@@ -124,3 +124,24 @@ def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | Non
         names.get(holder, "?"),
         stack,
     )
+
+
+#: The names of which warn_of_wrapping has told. Each use is one operation, atomic by the GIL.
+_told_of: set[str] = set()
+
+
+def warn_of_wrapping(code: CodeType, name: str) -> None:
+    """Logs, once for a name, that ``code`` was compiled while FX had one of the names it uses wrapped."""
+    if name in _told_of:
+        return
+    _told_of.add(name)
+    log.warning(
+        "%s (%s:%d) was compiled while another thread is inside torch.fx.symbolic_trace, for which FX has wrapped %r "
+        "in this file for all threads. The result is right, but the function is compiled once more, which counts in "
+        "recompile_limit. To avoid it, trace before the threads start, or keep %r out of a file that is traced.",
+        getattr(code, "co_qualname", code.co_name),
+        code.co_filename,
+        code.co_firstlineno,
+        name,
+        name,
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -58,10 +59,35 @@ def _patched_patch_method(
     record.patch()
 
 
+def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns what replaces ``_patch_wrapped_functions``: nothing for ``make_fx``, and so for every AOT compile.
+
+    The wrappers stand in shared dictionaries, where the guards of other threads' compiled code see them.
+    """
+
+    def wrapping(patcher: Any) -> None:
+        if not _torch_fx.traces_with_tensors(sys._getframe(1).f_locals.get("self")):
+            original(patcher)
+
+    return wrapping
+
+
 class _SeeThrough(ast.NodeTransformer):
-    """Turns ``id(value)`` into ``__safecompile_id__(value)``."""
+    """Turns ``id(value)`` into ``__safecompile_id__(value)``, and goes through a copy of the dictionary.
+
+    Dynamo puts what it compiles into the same dictionary, which must not change its size meanwhile.
+    """
 
     changed = False
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        copy = ast.parse("tuple(it)", mode="eval").body
+        copy.args = [node.iter]  # type: ignore[attr-defined]
+        for part in (copy, copy.func):  # type: ignore[attr-defined]
+            ast.copy_location(part, node.iter)
+        node.iter = copy
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -114,6 +140,7 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         CodePatch(in_trace, entering),
         AttributePatch(module, "__safecompile_id__", _slots.original_id, new=True),
         CodePatch(module._autowrap_check, search),
+        AttributePatch(module, _torch_fx.FX_WRAPPING, _patched_wrapping(vars(module)[_torch_fx.FX_WRAPPING])),
         AttributePatch(patcher, "patch", _patched_patch),
         AttributePatch(patcher, "patch_method", _patched_patch_method),
         # What a trace calls when it means the original: that function dispatches while somebody traces.

@@ -121,6 +121,8 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     finally:
         call.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
         _events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
+        if call.wrapped is not None:
+            _events.warn_of_wrapping(call.code, call.wrapped)
     strayed = _frames.region_strayed()
     if strayed is not None:
         _torch.set_region(strayed)  # torch publishes the entry in the region that is set now
@@ -139,6 +141,7 @@ class _Call:
         self.reverts: list[Any] = []
         self.entry: Any = None
         self.result: Any = None
+        self.wrapped: str | None = None  # a name that FX had wrapped for another thread meanwhile
         self.role, self.outcome = "follower", "failed"
         self.waited_s = self.compiled_s = 0.0
 
@@ -197,6 +200,7 @@ class _Call:
         guarded = self.result.guarded_code
         if guarded is not None:
             self.outcome = "compiled"
+            self.wrapped = _slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
             _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), self.region)
             guarded.__dict__["_safecompile_code"] = self.code
             for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:

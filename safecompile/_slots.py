@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import threading
 from collections.abc import Callable
-from types import FunctionType
+from importlib.machinery import BuiltinImporter, ExtensionFileLoader
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import _rewrite
@@ -88,6 +90,43 @@ class _FunctionSlot(_Slot):
         self.function.__code__ = self.code
 
 
+class _ModuleSlot(_Slot):
+    """A function of a module in C, such as ``math.sqrt``: the entry stays, and the module looks up by thread.
+
+    Dynamo guards on the identity of such a function, in the module's dictionary. The dictionary of a module in C is the
+    globals of no Python code, so an attribute look-up is the only way to the entry.
+    """
+
+    def __init__(self, module: ModuleType, name: str, standing: Callable[..., Any]) -> None:
+        super().__init__(vars(module), name, standing)
+        self.module = module
+
+    def stand(self) -> None:
+        self.module.__class__ = _ModuleByThread
+
+    def clear(self) -> None:
+        if not any(isinstance(slot, _ModuleSlot) and slot.module is self.module for slot in _slots.values()):
+            self.module.__class__ = ModuleType
+
+
+class _ModuleByThread(ModuleType):
+    """The class of a module in C while a thread traces."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = ModuleType.__getattribute__
+        slot = _slots.get((id(get(self, "__dict__")), name))
+        return slot.standing if slot is not None and threading.get_ident() in slot.stacks else get(self, name)
+
+
+def _module_in_c(dictionary: dict[str, Any]) -> ModuleType | None:
+    """Returns the module in C whose dictionary this is, or None."""
+    module = sys.modules.get(str(dictionary.get("__name__")))
+    if module is None or type(module) not in (ModuleType, _ModuleByThread) or vars(module) is not dictionary:
+        return None
+    loader = getattr(module.__spec__, "loader", None)
+    return module if loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader) else None
+
+
 def plain_function(function: FunctionType) -> FunctionType:
     """Returns a function of its own that does what ``function`` does while nobody traces."""
     copy = FunctionType(
@@ -133,7 +172,8 @@ changes = 0
 
 def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> _Slot:
     if shared:
-        slot = _Slot(owner, name, new)
+        module = None if isinstance(owner, type) else _module_in_c(owner)
+        slot = _Slot(owner, name, new) if module is None else _ModuleSlot(module, name, new)
         slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
         return slot
     if not isinstance(vars(owner).get(name), FunctionType):
@@ -195,6 +235,15 @@ def after_fork_in_child() -> None:
             del slot.stacks[ident]
         if not slot.stacks:
             _remove(slot)
+
+
+def wrapped_for_another_thread(code: CodeType, dictionary: dict[str, Any]) -> str | None:
+    """Returns a name used by ``code`` that only other threads' traces have wrapped in its globals, or None."""
+    me = threading.get_ident()
+    for (owner, name), slot in list(_slots.items()):
+        if owner == id(dictionary) and name in code.co_names and me not in slot.stacks:
+            return name
+    return None
 
 
 def original_id(value: Any) -> int:

@@ -43,6 +43,16 @@ FX_PATCHER_METHODS = {
 FX_ORIGINALS = ("_orig_module_call", "_orig_module_getattr")
 
 
+#: What puts FX's wrappers into the modules' dictionaries, for a trace of any kind.
+FX_WRAPPING = "_patch_wrapped_functions"
+
+
+def traces_with_tensors(tracer: object) -> bool:
+    """Tells whether this is a tracer of ``make_fx``: what it runs never sees a Proxy, so FX's wrappers do nothing."""
+    module = loaded(PROXY_TENSOR)
+    return module is not None and isinstance(tracer, module.PythonKeyTracer)
+
+
 def traces_here() -> bool:
     """Tells whether this thread is inside an FX trace or holds the compile lock."""
     if loaded(CONVERT_FRAME) and compile_lock()._is_owned():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import ModuleType
+
 import pytest
 import torch._dynamo
 
@@ -16,22 +19,10 @@ def _installed():
     install()
     yield
     check_modules()
+    assert type(math) is ModuleType, "the module is left changed"
 
 
-#: While a thread traces, the functions that FX wraps (those of math here) stand as wrappers in the dictionaries of
-#: their modules, for all threads: the guards of compiled code see them (docs/known-issues.md). The results are right.
-COMPILED_ONCE_MORE = {"warm_call", "cold_call", "cold_function"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="compiles once more", raises=AssertionError, strict=False))
-        if name in COMPILED_ONCE_MORE
-        else name
-        for name in SCENES
-    ],
-)
+@pytest.mark.parametrize("name", SCENES)
 def test_scene(name):
     """Each scene ends as its docstring says."""
     torch._dynamo.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from math import sqrt
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Parked(torch.nn.Module):
             raise KeyError("in the middle of a trace")
         for layer in self.layers:
             x = layer(x)
-        return x * sqrt(4.0) + math.floor(2.5)
+        return x * math.sqrt(4.0) + math.floor(2.5)
 
 
 class beside_a_trace:
@@ -77,14 +77,14 @@ def check_graph(graph: Any, layers: int) -> None:
 
 
 def check_modules() -> None:
-    """Raises unless nn.Module and this file's globals are as they were."""
+    """Raises unless nn.Module and ``math`` are as they were."""
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl, "nn.Module.__call__ is left patched"
     assert torch.nn.Module.__getattr__.__module__ == "torch.nn.modules.module", "nn.Module.__getattr__ is left patched"
-    assert globals()["sqrt"] is math.sqrt, "a wrapped function is left in its module"
+    assert isinstance(math.sqrt, BuiltinFunctionType), "a wrapped function is left in its module"
 
 
 class Model(torch.nn.Module):
-    """Nested, and it uses what FX patches: submodules, a function of ``math`` by name, one through its module."""
+    """Nested, and it uses what FX patches: submodules, and a function of ``math``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Model(torch.nn.Module):
         self.scale = 4.0
 
     def forward(self, x):
-        return self.inner(x) * sqrt(self.scale) + math.sqrt(self.scale)
+        return self.inner(x) * math.sqrt(self.scale)
 
 
 def flag_of_another_thread():
@@ -138,11 +138,19 @@ def cold_call():
 def cold_function():
     """The same for a function without modules."""
     counter, x = CompileCounter(), torch.randn(3)
-    compiled = torch.compile(lambda y: y.sin() * sqrt(y.shape[0]), backend=counter, fullgraph=True)
+    compiled = torch.compile(lambda y: y.sin() * math.sqrt(y.shape[0]), backend=counter, fullgraph=True)
     with beside_a_trace():
-        assert torch.equal(compiled(x), x.sin() * sqrt(3))
-    assert torch.equal(compiled(x), x.sin() * sqrt(3))
+        assert torch.equal(compiled(x), x.sin() * math.sqrt(3))
+    assert torch.equal(compiled(x), x.sin() * math.sqrt(3))
     assert counter.frame_count == 1, f"{counter.frame_count} compiles"
+
+
+def wrapped_by_the_trace():
+    """The trace itself has ``math``'s functions wrapped: a call with a proxy becomes a node, also by a late look-up."""
+    with beside_a_trace():
+        graph = torch.fx.symbolic_trace(lambda x: getattr(math, "sqrt")(x)).graph  # noqa: B009
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [math.sqrt]
+        assert isinstance(math.sqrt, BuiltinFunctionType)
 
 
 def make_fx_beside():
@@ -226,6 +234,7 @@ SCENES: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         (warm_call, _never),
         (cold_call, _never),
         (cold_function, _never),
+        (wrapped_by_the_trace, _never),
         (make_fx_beside, _right_in_every_release),
         (two_traces_first_ends_first, _never),
         (graph_module_beside_a_compile, _never),
