@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo
 
 import safecompile
 
@@ -89,11 +90,20 @@ def together(
     return backend.counts, results
 
 
+#: What ``dynamic=False`` sets during a call, up to torch 2.11: threads of plain torch leave it set for good.
+DYNAMIC = ("automatic_dynamic_shapes", "assume_static_by_default")
+
+
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Takes the patches out: what happens inside shows what a test proves."""
+    config = torch._dynamo.config
+    before = {name: getattr(config, name) for name in DYNAMIC}
     safecompile.uninstall()
     try:
         yield
     finally:
         safecompile.install()
+        for name, value in before.items():
+            if getattr(config, name) != value:
+                setattr(config, name, value)
