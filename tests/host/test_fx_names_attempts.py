@@ -17,7 +17,7 @@ def helper(x):
 
 
 def test_another_code_in_the_same_function_fails_the_guards():
-    """Way 1: the function stays, and its code dispatches by thread. Dynamo guards on ``__code__``: it compiles again."""
+    """Way 1: the function stays, and its code dispatches by thread. Dynamo guards on ``__code__``."""
     torch._dynamo.reset()
     counter, x = CompileCounter(), torch.ones(2)
     compiled = torch.compile(lambda y: helper(y) + 1, backend=counter, fullgraph=True)
@@ -33,7 +33,7 @@ def test_another_code_in_the_same_function_fails_the_guards():
 
 
 def test_a_copy_of_the_globals_misses_what_other_code_reads():
-    """Way 2: the trace runs ``forward`` with globals of its own. A method of the same file reads the file's: no node."""
+    """Way 2: the trace runs ``forward`` with globals of its own. A method reads the file's: no node."""
 
     class Model(torch.nn.Module):
         def scaled(self, x):
