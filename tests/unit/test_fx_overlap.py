@@ -154,6 +154,8 @@ def three_traces_and_a_compile() -> None:
             inserted = list(order)
             inserted.insert(begin, ("begin", 3))
             inserted.insert(end, ("end", 3))
+            # torch 2.7 compiles a module through one function of its own, whose limit of eight counts for all modules.
+            torch._dynamo.reset()
             run(inserted, [Trace(1), Trace(2), Trace(3), Compile()])
 
 
@@ -179,11 +181,6 @@ def test_every_order_with_exceptions():
     traces_that_fail()
 
 
-@pytest.mark.xfail(
-    "is_fx_symbolic_tracing" not in vars(torch.fx._symbolic_trace),  # torch before 2.9
-    strict=False,
-    reason="torch 2.7: the compile does not reach its backend; not looked into yet",
-)
 def test_every_order_of_three_traces_and_a_compile():
     """The same with a compile over all of them, over their first half or over their second; it happens once."""
     three_traces_and_a_compile()

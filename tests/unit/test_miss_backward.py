@@ -50,11 +50,6 @@ def test_the_first_backward_of_many_threads_is_compiled_once(kind: str) -> None:
     assert first_backwards(kind).counts == (1, 1)
 
 
-@pytest.mark.xfail(
-    "is_fx_symbolic_tracing" not in vars(torch.fx._symbolic_trace),  # torch before 2.9
-    strict=False,
-    reason="torch 2.7: how the second backward fails has not been looked into",
-)
 def test_plain_torch_compiles_the_backward_for_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red twin: plain torch checks before it locks, if it locks at all."""
     eager = Counting._eager
@@ -76,7 +71,7 @@ def test_plain_torch_compiles_the_backward_for_each_thread(monkeypatch: pytest.M
         except AssertionError:
             raise
         except Exception as error:  # up to 2.10 the second compile fails
-            assert "MetricsContext" in str(error) or "metrics" in str(error).lower()
+            assert "metric" in str(error).lower()
 
 
 def test_a_function_whose_backward_calls_compiled_code() -> None:

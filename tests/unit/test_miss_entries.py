@@ -70,9 +70,10 @@ def test_cold_threads_leave_the_recompile_limit_alone() -> None:
 
 
 def test_plain_torch_passes_its_limit() -> None:
-    """Red twin: in plain torch, cold threads use the limit up."""
+    """Red twin: in plain torch, cold threads use the limit up, in most runs."""
     with plain_torch(), pytest.raises(AssertionError, match="ran eagerly"):
-        seven_more_shapes(Counting(before=lambda: time.sleep(0.02)))
+        for _ in range(5):
+            seven_more_shapes(Counting(before=lambda: time.sleep(0.05)))
 
 
 def test_copies_are_in_no_limit() -> None:
