@@ -75,6 +75,8 @@ def all_families() -> list[Family]:
                 Part(_torch_fx.PROXY_TENSOR, _fx.patches_of_globals),
                 Part(_torch_fx.LAZY_GRAPH_MODULE, _fx.patches_of_globals),
                 Part(_torch_fx.HOP_UTILS, _flex.patches_of_hop_utils),
+                Part(_torch_fx.SYMBOLIC_CONVERT, _fx.patches_of_symbolic_convert),
+                Part(_torch_fx.BUILDER, _fx.patches_of_builder),
             ],
             required=True,
         ),

@@ -148,6 +148,38 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     ]
 
 
+class _AnyModule(ast.NodeTransformer):
+    """Turns ``istype(value, (types.ModuleType, …))`` into ``isinstance(…)``."""
+
+    changed = False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        names = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+        if isinstance(node.func, ast.Name) and node.func.id == "istype" and "ModuleType" in names:
+            node.func.id, self.changed = "isinstance", True
+        return node
+
+
+def patches_of_symbolic_convert(module: ModuleType) -> list[Patch]:
+    """Returns the patch for an ``import math`` in code that Dynamo traces beside a symbolic trace; changes nothing."""
+    any_module = _AnyModule()
+    code = _rewrite.recompiled(module.InstructionTranslatorBase.IMPORT_NAME, any_module.visit)
+    # torch 2.7-2.10: exact type; isinstance since. Drop when min torch > 2.10.
+    return [CodePatch(module.InstructionTranslatorBase.IMPORT_NAME, code)] if any_module.changed else []
+
+
+def patches_of_builder(module: ModuleType) -> list[Patch]:
+    """Returns the patch that has Dynamo take ``math`` for a module also while somebody traces; changes nothing."""
+    builder = module.SourcelessBuilder
+    handlers = vars(builder)["_type_handlers"]
+    if ModuleType not in handlers:
+        msg = f"{module.__name__}.SourcelessBuilder's handler of modules"
+        raise LookupError(msg)
+    more = {**handlers, _slots.ModuleByThread: handlers[ModuleType]}
+    return [AttributePatch(builder, "_type_handlers", more)]
+
+
 def patches_of_globals(module: ModuleType) -> list[Patch]:
     """Returns the patches for another module that keeps FX tracing state; changes nothing."""
     names, optional = _torch_fx.FX_GLOBALS[module.__name__]

@@ -102,14 +102,14 @@ class _ModuleSlot(_Slot):
         self.module = module
 
     def stand(self) -> None:
-        self.module.__class__ = _ModuleByThread
+        self.module.__class__ = ModuleByThread
 
     def clear(self) -> None:
         if not any(isinstance(slot, _ModuleSlot) and slot.module is self.module for slot in _slots.values()):
             self.module.__class__ = ModuleType
 
 
-class _ModuleByThread(ModuleType):
+class ModuleByThread(ModuleType):
     """The class of a module in C while a thread traces."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -121,7 +121,7 @@ class _ModuleByThread(ModuleType):
 def _module_in_c(dictionary: dict[str, Any]) -> ModuleType | None:
     """Returns the module in C whose dictionary this is, or None."""
     module = sys.modules.get(str(dictionary.get("__name__")))
-    if module is None or type(module) not in (ModuleType, _ModuleByThread) or vars(module) is not dictionary:
+    if module is None or type(module) not in (ModuleType, ModuleByThread) or vars(module) is not dictionary:
         return None
     loader = getattr(module.__spec__, "loader", None)
     return module if loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader) else None

@@ -12,6 +12,8 @@ SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
 TRACEBACK = "torch.fx.traceback"
 PROXY_TENSOR = "torch.fx.experimental.proxy_tensor"
 LAZY_GRAPH_MODULE = "torch.fx._lazy_graph_module"
+SYMBOLIC_CONVERT = "torch._dynamo.symbolic_convert"
+BUILDER = "torch._dynamo.variables.builder"
 HOP_UTILS = "torch._higher_order_ops.utils"
 HOP_FLEX = "torch._higher_order_ops.flex_attention"
 

@@ -145,6 +145,22 @@ def cold_function():
     assert counter.frame_count == 1, f"{counter.frame_count} compiles"
 
 
+def cold_import():
+    """A function that is compiled meanwhile may import the module itself, or see it without a name."""
+    counter, x = CompileCounter(), torch.randn(3)
+
+    def body(y, module):
+        import math as imported
+
+        return y.sin() * imported.sqrt(y.shape[0]) * module[0].sqrt(4.0)
+
+    compiled = torch.compile(body, backend=counter, fullgraph=True)
+    with beside_a_trace():
+        assert torch.equal(compiled(x, (math,)), x.sin() * math.sqrt(3) * 2)
+    assert torch.equal(compiled(x, (math,)), x.sin() * math.sqrt(3) * 2)
+    assert counter.frame_count == 1, f"{counter.frame_count} compiles"
+
+
 def wrapped_by_the_trace():
     """The trace itself has ``math``'s functions wrapped: a call with a proxy becomes a node, also by a late look-up."""
     with beside_a_trace():
@@ -234,6 +250,7 @@ SCENES: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         (warm_call, _never),
         (cold_call, _never),
         (cold_function, _never),
+        (cold_import, _never),
         (wrapped_by_the_trace, _never),
         (make_fx_beside, _right_in_every_release),
         (two_traces_first_ends_first, _never),
