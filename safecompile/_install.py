@@ -331,8 +331,9 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _miss, _slots, _stance
+        from . import _miss, _patches, _slots, _stance
 
+        _patches.after_fork_in_child()
         _slots.after_fork_in_child()
         _stance.after_fork_in_child()
         if _torch.loaded(_torch.CONVERT_FRAME):

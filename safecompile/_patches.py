@@ -17,6 +17,10 @@ from . import _rewrite
 
 _MISSING = object()
 
+# A leaf lock, held for two assignments: "on in some thread" must follow the set. Reentrant, since a signal handler
+# may set a flag. After a fork the child makes it anew.
+_flags = threading.RLock()
+
 
 class Patch(Protocol):
     """One reversible change of the host."""
@@ -136,38 +140,52 @@ class GlobalsPatch:
         """Sets a flag for the calling thread."""
         setattr(self.local, name, value)
         threads = self.threads[name]
-        if value:
-            threads.add(threading.get_ident())
-        else:
-            threads.discard(threading.get_ident())
-        if self.keeps:
-            vars(self.module)[name] = bool(threads)
+        with _flags:
+            if value:
+                threads.add(threading.get_ident())
+            else:
+                threads.discard(threading.get_ident())
+            vars(self.module)[self._anywhere(name)] = bool(threads)
+
+    def _anywhere(self, name: str) -> str:
+        return name if self.keeps else _rewrite.anywhere(name)
 
     def apply(self) -> None:
         space = vars(self.module)
         space[_rewrite.LOCAL] = self.local
         space[_rewrite.SET_FLAG] = self.set_flag
+        self.originals = {name: space[name] for name in self.names}
         for name, threads in self.threads.items():
-            space[_rewrite.threads_with(name)] = threads
-        if self.keeps:
-            self.originals = {name: space[name] for name in self.names}
-            return
-        self.getattr.apply()
-        for name in self.names:
-            self.originals[name] = space.pop(name)
+            space[self._anywhere(name)] = bool(threads)
+        _applied.append(self)
 
     def revert(self) -> str | None:
         space = vars(self.module)
+        if self in _applied:
+            _applied.remove(self)
         if self.keeps:
             space.update(self.originals)
-        foreign = [n for n in self.names if space.setdefault(n, self.originals[n]) is not self.originals[n]]
-        problem = None if self.keeps else self.getattr.revert()
-        if problem is None and not self.is_still_used:
-            for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.threads_with, self.threads)):
+        if not self.is_still_used:
+            for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.anywhere, self.threads)):
                 space.pop(name, None)
-        elif foreign:
-            problem = f"{self.module.__name__}.{foreign[0]}"
-        return problem
+        return None
+
+
+class _NamesLeave:
+    """Takes the variables out of the module once no function reads them there; brings them back before one does."""
+
+    def __init__(self, patch: GlobalsPatch) -> None:
+        self.patch = patch
+
+    def apply(self) -> None:
+        self.patch.getattr.apply()
+        for name in self.patch.names:
+            del vars(self.patch.module)[name]
+
+    def revert(self) -> str | None:
+        space, originals = vars(self.patch.module), self.patch.originals
+        foreign = [n for n, value in originals.items() if space.setdefault(n, value) is not value]
+        return self.patch.getattr.revert() or (f"{self.patch.module.__name__}.{foreign[0]}" if foreign else None)
 
 
 class MembersPatch:
@@ -206,11 +224,13 @@ def thread_local_globals(
     present = [*wanted, *(name for name in optional if name in vars(module))]
     if not present:
         return []
-    users = _rewrite.users_of_globals(module, present, flags)
+    patch = GlobalsPatch(module, present, local, flags)
+    users = _rewrite.users_of_globals(module, present, flags, kept=patch.keeps)
     if not users:
         msg = f"a function in {module.__name__} that uses {present[0]}"
         raise LookupError(msg)
-    return [GlobalsPatch(module, present, local, flags), *(CodePatch(f, code) for f, code in users)]
+    leave = [] if patch.keeps else [_NamesLeave(patch)]
+    return [patch, *(CodePatch(f, code) for f, code in users), *leave]
 
 
 def late_references(patches: Iterable[Patch]) -> list[str]:
@@ -229,3 +249,17 @@ def late_references(patches: Iterable[Patch]) -> list[str]:
         for name, value in list(vars(module).items())
         if id(value) in replaced and value is replaced[id(value)]
     ]
+
+
+#: The patches of global variables that are in.
+_applied: list[GlobalsPatch] = []
+
+
+def after_fork_in_child() -> None:
+    """Makes the lock anew, and forgets the parent's other threads: they do not exist in the child."""
+    global _flags
+    _flags = threading.RLock()
+    for patch in _applied:
+        for name, threads in patch.threads.items():
+            threads &= {threading.get_ident()}
+            vars(patch.module)[patch._anywhere(name)] = bool(threads)

@@ -23,9 +23,9 @@ LOCAL = "__safecompile_local__"
 SET_FLAG = "__safecompile_set_flag__"
 
 
-def threads_with(flag: str) -> str:
-    """Returns the name under which a rewritten module finds the set of the threads for which ``flag`` is on."""
-    return f"__safecompile_threads_with_{flag.strip('_')}__"
+def anywhere(flag: str) -> str:
+    """Returns the name under which a rewritten module finds whether ``flag`` is on in any thread."""
+    return f"__safecompile_{flag.strip('_')}_anywhere__"
 
 
 class RewriteError(Exception):
@@ -143,14 +143,17 @@ def _find(code: types.CodeType, name: str) -> types.CodeType:
 class ThreadLocalNames(ast.NodeTransformer):
     """Turns the global variable ``x`` into ``__safecompile_local__.x``.
 
-    A flag, which is False nearly always and read on warm calls, is read as ``__safecompile_local__.x if <the set of the
-    threads for which it is on> else False``: with the set empty, that costs what reading the variable did.
+    A flag, which is False nearly always and read on warm calls, is read as ``<whether it is on in any thread> and
+    __safecompile_local__.x``: while it is off everywhere, that costs a jump more than reading the variable did. With
+    ``kept=True`` the variable itself tells whether it is on in any thread.
 
     With ``attributes=True`` it is ``module.x`` that is turned, for functions that reach into a module from outside.
     """
 
-    def __init__(self, names: Iterable[str], *, flags: Iterable[str] = (), attributes: bool = False) -> None:
-        self.names, self.flags = frozenset(names), frozenset(flags)
+    def __init__(
+        self, names: Iterable[str], *, flags: Iterable[str] = (), kept: bool = False, attributes: bool = False
+    ) -> None:
+        self.names, self.flags, self.kept = frozenset(names), frozenset(flags), kept
         self.attributes, self.changed = attributes, False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -193,9 +196,9 @@ class ThreadLocalNames(ast.NodeTransformer):
         value = ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
         if node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return value
-        threads = ast.copy_location(ast.Name(threads_with(node.id), ast.Load()), node)
-        off = ast.copy_location(ast.Constant(value=False), node)
-        return ast.copy_location(ast.IfExp(threads, value, off), node)
+        name = node.id if self.kept else anywhere(node.id)
+        flag = ast.copy_location(ast.Name(name, ast.Load()), node)
+        return ast.copy_location(ast.BoolOp(ast.And(), [flag, value]), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
@@ -229,7 +232,7 @@ def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
 
 
 def users_of_globals(
-    module: types.ModuleType, names: Iterable[str], flags: Iterable[str] = ()
+    module: types.ModuleType, names: Iterable[str], flags: Iterable[str] = (), *, kept: bool = False
 ) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
 
@@ -242,7 +245,7 @@ def users_of_globals(
     for function in functions_of(module):
         if not _mentions(function.__code__, names):
             continue
-        transformer = ThreadLocalNames(names, flags=flags)
+        transformer = ThreadLocalNames(names, flags=flags, kept=kept)
         code = recompiled(function, transformer.visit)
         if transformer.changed:
             found.append((function, code))
