@@ -46,7 +46,8 @@ class Miss:
     """One call that found no compiled version of its function.
 
     Args:
-        function: the qualified name of the function whose frame missed.
+        function: the qualified name of the function whose frame missed; with `` (backward)`` behind it, for the
+            compile of its backward.
         filename, line: where the function is.
         device: the device that the engine took for the call, for example ``"cuda:1"``.
         thread: the name of the thread.
@@ -90,11 +91,20 @@ def subscribe(listener: Callable[[Miss], None]) -> Callable[[], None]:
     return unsubscribe
 
 
-def emit(code: CodeType, device: str, role: str, waited_s: float, compiled_s: float, outcome: str) -> None:
-    """Tells the listeners of one miss."""
+def emit(
+    code: CodeType,
+    device: str,
+    role: str,
+    waited_s: float,
+    compiled_s: float,
+    outcome: str,
+    *,
+    backward: bool = False,
+) -> None:
+    """Tells the listeners of one miss, or of the first backward of a compiled function."""
     if not listeners:
         return
-    name = getattr(code, "co_qualname", code.co_name)
+    name = getattr(code, "co_qualname", code.co_name) + " (backward)" * backward
     thread = threading.current_thread().name
     miss = Miss(name, code.co_filename, code.co_firstlineno, device, thread, role, waited_s, compiled_s, outcome)
     for listener in listeners:

@@ -10,32 +10,50 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from . import _settings, _torch
+from . import _events, _miss, _settings, _torch
 from ._patches import AttributePatch, Patch
 
 
 def patches_of_runtime_wrappers(module: ModuleType) -> list[Patch]:
-    """Returns the patch for the release that is there; changes nothing."""
+    """Returns the patches for the release that is there; changes nothing."""
     # torch 2.12+ has a class for it. Drop the other form when min torch > 2.11.
     if hasattr(module, "_AutogradBackwardCompiler"):
-        return [_patch_of_class(module._AutogradBackwardCompiler)]
+        return _patch_of_class(module._AutogradBackwardCompiler)
     return [_patch_of_post_compile(module.AOTDispatchAutograd)]
 
 
-def _patch_of_class(compiler: Any) -> Patch:
-    original = compiler.get_or_compile
+def _patch_of_class(compiler: Any) -> list[Patch]:
+    original, original_init = compiler.get_or_compile, compiler.__init__
+
+    @functools.wraps(original_init)
+    def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        self._safecompile_turn = _Turn()
 
     @functools.wraps(original)
     def _patched_get_or_compile(self: Any, **kwargs: Any) -> Any:
         if self.compiled_bw is not None:
             return self.compiled_bw
-        with _torch.compile_lock(), _torch.autograd_on_this_thread(), _settings.applied():
-            return original(self, **kwargs)  # which looks again
 
-    return AttributePatch(compiler, "get_or_compile", _patched_get_or_compile)
+        def compiled() -> Any:
+            return self.compiled_bw
+
+        def compile_now() -> Any:
+            with _settings.applied():
+                return original(self, **kwargs)
+
+        turn: _Turn = self.__dict__.get("_safecompile_turn") or _Turn()  # made before the patch went in
+        return turn.take(compiled, compile_now)
+
+    return [
+        AttributePatch(compiler, "__init__", _patched_init),
+        AttributePatch(compiler, "get_or_compile", _patched_get_or_compile),
+    ]
 
 
 def _patch_of_post_compile(owner: Any) -> Patch:
@@ -57,12 +75,54 @@ def _patch_of_post_compile(owner: Any) -> Patch:
 def _compiling_once(compiler: Any) -> Any:
     """Returns ``compiler`` such that its first result is every caller's. One such function serves one graph."""
     first: list[Any] = []
+    turn = _Turn()
 
     @functools.wraps(compiler)
     def once(*args: Any, **kwargs: Any) -> Any:
-        with _torch.compile_lock(), _torch.autograd_on_this_thread():
-            if not first:
-                first.append(compiler(*args, **kwargs))
+        def compiled() -> Any:
+            return first[0] if first else None
+
+        def compile_now() -> Any:
+            first.append(compiler(*args, **kwargs))
             return first[0]
 
+        return turn.take(compiled, compile_now)
+
     return once
+
+
+class _Turn:
+    """The compile of one backward: which forward it belongs to, and the wait for the lock."""
+
+    def __init__(self) -> None:
+        self.code, self.device = _miss.being_compiled()
+
+    def take(self, compiled: Callable[[], Any], compile_now: Callable[[], Any]) -> Any:
+        """Returns ``compiled()`` once the lock is this thread's, or if that is None, what it compiles itself."""
+        lock = _torch.compile_lock()
+        if lock._is_owned():
+            return compile_now() if compiled() is None else compiled()
+        began, warned = monotonic(), False
+        waited_s = compiled_s = 0.0
+        role, outcome = "follower", "failed"
+        try:
+            try:
+                while not lock.acquire(timeout=_events.TICK_S):
+                    warned = warned or _miss.warn_of_wait(self.code, self.device, began, _miss.owner_of(lock))
+                waited_s = monotonic() - began
+                result = compiled()
+                if result is not None:
+                    outcome = "reused"
+                    return result
+                role = "leader"
+                with _torch.autograd_on_this_thread():
+                    result = compile_now()
+                compiled_s, outcome = monotonic() - began - waited_s, "compiled"
+                return result
+            finally:
+                if lock._is_owned():
+                    lock.release()
+        finally:
+            if lock._is_owned():  # an asynchronous exception may have cut the first release short
+                lock.release()
+            _events.emit(self.code, self.device, role, waited_s, compiled_s, outcome, backward=True)

@@ -28,7 +28,7 @@ import sys
 import threading
 import weakref
 from time import monotonic, sleep
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from . import _entries, _events, _frames, _global_state, _settings, _slots, _torch
@@ -152,7 +152,7 @@ class _Call:
         while not flight.done.wait(_events.TICK_S):
             if flight.is_abandoned():
                 flight.close()
-            warned = warned or self._warn(began, flight.leader)
+            warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
         self.waited_s += monotonic() - began
 
     def inside_a_compile(self) -> Any:
@@ -176,7 +176,7 @@ class _Call:
         began, warned = monotonic(), False
         try:
             while not lock.acquire(timeout=_events.TICK_S):
-                warned = warned or self._warn(began, owner_of(lock))
+                warned = warned or warn_of_wait(self.code, self.device, began, owner_of(lock))
             self.waited_s += monotonic() - began
             self.entry = find(self.callback, self.frame)
             if self.entry is None:
@@ -253,12 +253,25 @@ class _Call:
             sleep(0.001)
         return self.entry.guard_manager.cache_entry is not None
 
-    def _warn(self, began: float, holder: int | None) -> bool:
-        waited = monotonic() - began
-        if waited < _events.wait_warning_s:
-            return False
-        _events.warn_of_wait(self.code, self.device, waited, holder)
-        return True
+
+def warn_of_wait(code: CodeType, device: str, began: float, holder: int | None) -> bool:
+    """Warns if a wait that ``began`` (monotonic seconds) is long by now; tells whether it did."""
+    waited = monotonic() - began
+    if waited < _events.wait_warning_s:
+        return False
+    _events.warn_of_wait(code, device, waited, holder)
+    return True
+
+
+def being_compiled() -> tuple[CodeType, str]:
+    """Returns the code that this thread is compiling, and for which device."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        call = frame.f_locals.get("self") if frame.f_code is _Call._trace.__code__ else None
+        if isinstance(call, _Call):
+            return call.code, call.device
+        frame = frame.f_back
+    return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
 
 
 def find(callback: Any, frame: Any) -> Any:

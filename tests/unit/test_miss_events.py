@@ -63,6 +63,32 @@ def test_one_event_for_each_miss(told: list[_events.Miss]) -> None:
     assert not [one for one in told if one.waited_s > 30]
 
 
+def test_the_first_backward_tells(told: list[_events.Miss]) -> None:
+    """The compile of a backward tells as a miss does, under the forward's name; a warm one tells nothing."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    compiled = torch.compile(body, backend="aot_eager")
+    outputs = [compiled(torch.zeros(2, requires_grad=True)).sum() for _ in range(4)]
+    told.clear()
+    barrier = threading.Barrier(3)
+
+    def backward(output: torch.Tensor) -> None:
+        barrier.wait(30)
+        output.backward()
+
+    run_threads([lambda output=output: backward(output) for output in outputs[:3]])
+    assert [one.outcome for one in told].count("compiled") == 1
+    assert {one.outcome for one in told} <= {"compiled", "reused"}
+    for one in told:
+        assert one.function.endswith("body (backward)")
+        assert (one.line, one.device) == (body.__code__.co_firstlineno, "cpu")
+    told.clear()
+    outputs[3].backward()
+    assert told == []
+
+
 def test_a_warm_call_tells_nothing(told: list[_events.Miss]) -> None:
     """A call that finds its compiled code is no miss."""
     compiled = torch.compile(lambda x: x + 1, backend="eager")

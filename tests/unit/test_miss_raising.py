@@ -21,10 +21,10 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _entries, _miss, _torch
+from safecompile import _entries, _lazy_backward, _miss, _torch
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
-ENGINE = frozenset({_miss.__file__, _entries.__file__})
+ENGINE = frozenset({_miss.__file__, _entries.__file__, _lazy_backward.__file__})
 
 
 class Struck(BaseException):
@@ -122,6 +122,28 @@ def test_an_exception_at_any_line_of_a_follower() -> None:
             assert at > 20
             return
     pytest.fail("the exceptions did not reach the end of the call")
+
+
+def test_an_exception_at_any_line_of_a_backward() -> None:
+    """Wherever it strikes the first backward: everything is as before, and the next forward and backward are right."""
+    for at in range(1, 200):
+        torch.compiler.reset()
+        compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+        out = compiled(torch.zeros(2, requires_grad=True)).sum()
+        try:
+            with Striking(at) as striking:
+                out.backward()
+        except Struck:
+            pass
+        check_everything_is_back(striking.where)
+        x = torch.zeros(2, requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [1.0, 1.0]
+        if not striking.where:
+            assert at > 10
+            return
+    pytest.fail("the exceptions did not reach the end of the backward")
 
 
 def test_an_asynchronous_exception_ends_a_wait_within_a_second() -> None:

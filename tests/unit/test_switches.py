@@ -1,0 +1,257 @@
+"""More switches of the process, and counts that calls share: what one thread does with them, the others do not see.
+
+Each scene is the same with the library and in plain torch; a probe tells whether this release has the fault.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from safecompile import install, uninstall
+from tests.helpers.threads import ParkedBackend, run_threads
+
+Pause = Callable[[], None]
+
+
+@pytest.fixture(params=["safe", "plain"])
+def side(request):
+    """With the library, and the red twin in plain torch."""
+    torch._dynamo.reset()
+    install() if request.param == "safe" else uninstall()
+    yield request.param
+    torch._dynamo.reset()
+    uninstall()
+
+
+def beside(first: Callable[[Pause], Any], second: Callable[[Pause], Any]) -> list[Any]:
+    """Runs ``second`` in a thread while ``first`` stands, in another, where it calls its argument; returns the results.
+
+    ``first`` goes on when ``second`` has ended, or earlier, when it calls *its* argument: there it stays until
+    ``first`` has ended.
+    """
+    stands, goes_on, ended = (threading.Event() for _ in range(3))
+
+    def pause() -> None:
+        stands.set()
+        assert goes_on.wait(30)
+
+    def stay() -> None:
+        goes_on.set()
+        assert ended.wait(30)
+
+    def one() -> Any:
+        try:
+            return first(pause)
+        finally:
+            stands.set()
+            ended.set()
+
+    def other() -> Any:
+        try:
+            assert stands.wait(30)
+            return second(stay)
+        finally:
+            goes_on.set()
+
+    return run_threads([one, other])
+
+
+def inside(context: Any) -> Callable[[Pause], None]:
+    """Returns a first thread that stands inside ``context``."""
+
+    def first(pause: Pause) -> None:
+        with context:
+            pause()
+
+    return first
+
+
+def running(body: Callable[[], None]) -> Callable[[Any, Any], Callable[..., Any]]:
+    """Returns a backend whose compiled code calls ``body`` at each run."""
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        def compiled(*args: Any) -> Any:
+            body()
+            return graph.forward(*args)
+
+        return compiled
+
+    return backend
+
+
+def is_of_the_process(exchange: Callable[[int], int], value: int) -> bool:
+    """Tells whether what this thread sets by ``exchange``, which returns what was there, is seen in another one."""
+    before = exchange(value)
+    try:
+        return run_threads([lambda: exchange(before)]) == [value]
+    finally:
+        exchange(before)
+
+
+def test_a_compile_keeps_its_metrics_to_its_thread(side):
+    """A thread that compiles nothing is in no metrics context, whatever another one compiles."""
+    utils = torch._dynamo.utils
+    of_the_process = hasattr(utils, "_METRICS_CONTEXT")  # up to torch 2.10
+
+    def compiles(pause: Pause) -> None:
+        torch.compile(lambda x: x + 1, backend=lambda graph, _: pause() or graph.forward)(torch.zeros(2))
+
+    _, seen = beside(compiles, lambda _: utils.get_metrics_context().in_progress())
+    assert seen is (side == "plain" and of_the_process)
+
+
+def test_is_exporting_is_true_in_the_exporting_thread_alone(side):
+    """Eager code beside an export is told that nobody exports; the exported module is told the truth."""
+    told = []
+
+    class Exported(torch.nn.Module):
+        def forward(self, x):
+            told.append(torch.compiler.is_exporting())
+            self.pause()
+            return x + 1
+
+    def exports(pause: Pause) -> None:
+        module = Exported()
+        module.pause = pause
+        torch.export.export(module, (torch.zeros(2),), strict=False)
+
+    _, seen = beside(exports, lambda _: torch.compiler.is_exporting())
+    assert seen is (side == "plain")
+    assert told[0] is True
+    assert torch.compiler.is_exporting() is False
+
+
+def test_a_dispatch_mode_of_another_thread_hinders_no_compile(side):
+    """A function whose first call is beside another thread's dispatch mode is compiled."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    backend = ParkedBackend(parked=False)
+    compiled = torch.compile(lambda x: x + 2, backend=backend)
+    beside(inside(Mode()), lambda _: compiled(torch.zeros(2)))
+    compiled(torch.zeros(2))  # in plain torch it is left alone for good
+    looks_at_its_own = hasattr(torch._dynamo.convert_frame, "any_torch_dispatch_mode_on_stack")  # since torch 2.11
+    assert backend.compiles == (1 if side == "safe" or looks_at_its_own else 0)
+
+
+def test_error_on_graph_break_is_its_threads_own(side):
+    """A graph break is none of the business of a thread that asked for an error in its own."""
+    if not hasattr(torch._dynamo, "error_on_graph_break"):
+        pytest.skip("this torch has no error_on_graph_break")
+
+    @torch.compile(backend="eager")
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    def call(_: Pause) -> Any:
+        try:
+            return breaks(torch.zeros(2)).tolist()
+        except torch._dynamo.exc.Unsupported as error:
+            return error
+
+    _, result = beside(inside(torch._dynamo.error_on_graph_break(True)), call)
+    if side == "safe":
+        assert result == [2.0, 2.0]
+    else:
+        assert isinstance(result, torch._dynamo.exc.Unsupported), "plain torch has it right by now: the patch can go"
+
+
+def test_the_active_ddp_module_of_another_thread_splits_no_graph(side):
+    """A compile beside the forward of a DistributedDataParallel in another thread makes one graph."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp = DistributedDataParallel.__new__(DistributedDataParallel)  # there is no process group
+    ddp.__dict__["bucket_bytes_cap"] = 1
+    backend = ParkedBackend(parked=False)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    compiled = torch.compile(model, backend=backend)
+    beside(inside(ddp._inside_ddp_forward()), lambda _: compiled(torch.zeros(2, 4)))
+    assert (backend.compiles > 1) is (side == "plain")
+
+
+def test_a_fullgraph_call_is_not_disturbed_by_the_start_of_another(side):
+    """A warm ``fullgraph=True`` call that ends while another thread is at the start of one has run compiled code."""
+    ef = torch._C._dynamo.eval_frame
+    if not hasattr(ef, "set_fullgraph_compiled_frame_count"):
+        pytest.skip("this torch does not count")
+    at: list[Pause] = []
+    warm = torch.compile(lambda x: x + 1, backend=running(lambda: at and at[0]()), fullgraph=True)
+    warm(torch.zeros(2))
+
+    def first(pause: Pause) -> Any:
+        at.append(pause)
+        try:
+            return warm(torch.zeros(2)).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    def second(stay: Pause) -> None:
+        cold = torch.compile(lambda x: x + 2, backend=lambda graph, _: stay() or graph.forward, fullgraph=True)
+        cold(torch.zeros(2))
+
+    fault = side == "plain" and is_of_the_process(ef.set_fullgraph_compiled_frame_count, 5)
+    result, _ = beside(first, second)
+    if fault:
+        assert "found no compiled frames" in result
+    else:
+        assert result == [1.0, 1.0]
+
+
+def test_isolate_recompiles_beside_a_call_of_another_region(side):
+    """A warm call goes on in its own region after another thread's call has begun in another."""
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("this torch has no isolate_recompiles")
+    ef = torch._C._dynamo.eval_frame
+    fault = side == "plain" and is_of_the_process(ef.set_eval_frame_isolate_recompiles_id, 1_000_000)
+    at: list[Pause] = []
+
+    @torch._dynamo.disable
+    def stand() -> None:
+        at and at[0]()
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        stand()
+        return x * 2
+
+    def first(pause: Pause) -> None:
+        at.append(pause)
+        warm(torch.zeros(2))
+
+    def second(stay: Pause) -> None:
+        torch.compile(lambda x: x - 1, backend=running(stay), isolate_recompiles=True)(torch.zeros(2))
+
+    backend = ParkedBackend(parked=False)
+    warm = torch.compile(breaks, backend=backend, isolate_recompiles=True)
+    warm(torch.zeros(2))
+    assert backend.compiles == 2
+    beside(first, second)
+    assert backend.compiles == (3 if fault else 2)
+
+
+def test_skipping_guards_is_its_threads_own(side):
+    """A thread that has not asked to skip guards gets the result for its own arguments."""
+    compiled = torch.compile(lambda x, plus: x + 10 if plus else x - 10, backend="eager")
+    compiled(torch.zeros(2), True)
+    stance = torch.compiler.set_stance
+
+    def skips(pause: Pause) -> None:
+        with stance(skip_guard_eval_unsafe=True):
+            pause()
+
+    _, result = beside(skips, lambda _: compiled(torch.zeros(2), False).tolist())
+    assert result == ([-10.0, -10.0] if side == "safe" else [10.0, 10.0])
