@@ -99,6 +99,7 @@ def all_families() -> list[Family]:
             ],
         ),
         Family("autograd context", [Part(state.AUTOGRAD_GRAPH, _state.patches_of_autograd_graph)]),
+        Family("callbacks", [Part(state.CALLBACK, _state.patches_of_callback)]),
         Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
         Family(
             "stance",

@@ -1,15 +1,18 @@
 """Switches of the process that a compile flips under other threads: here each thread has its own.
 
 ``torch.compiler.is_compiling()`` and ``is_exporting()``; the flags of active dispatch modes; error_on_graph_break;
-the metrics context; the active DistributedDataParallel. Autograd's workers need no copy: a trace keeps autograd on its
-own thread.
+the metrics context; the active DistributedDataParallel; the callbacks around a compile.
+Autograd's workers need no copy: a trace keeps autograd on its own thread.
 """
 
 from __future__ import annotations
 
 import ast
 import contextvars
+import functools
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -83,6 +86,49 @@ def patches_of_autograd_graph(module: ModuleType) -> list[Patch]:
         AttributePatch(module, _SharedContext.NAME, _Context, new=True),
         CodePatch(function, _rewrite.recompiled(function, change.visit)),
     ]
+
+
+class _Calling(threading.local):
+    """Whether this thread is inside a callback."""
+
+    on = False
+
+
+def patches_of_callback(module: ModuleType) -> list[Patch]:
+    """Returns the patch that runs the callbacks of a compile without a lock; changes nothing."""
+    # torch 2.7-2.15 holds a lock that is not reentrant while it runs the callbacks of on_compile_start() and
+    # on_compile_end(): one that calls compiled code hangs, with one thread too. Here a compile inside one has no
+    # callbacks of its own.
+    owner, calling = module.CompilationCallbackHandler, _Calling()
+    if host.pending_callbacks(owner(), 0) != 0:
+        msg = "a count of pending callbacks that begins with 0"
+        raise LookupError(msg)
+
+    def call(callbacks: Callable[..., None], given: tuple[Any, ...]) -> None:
+        calling.on = True
+        try:
+            callbacks(*given)
+        finally:
+            calling.on = False
+
+    @contextmanager
+    @functools.wraps(owner.install_callbacks)
+    def _patched_install_callbacks(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if calling.on:
+            yield
+            return
+        # torch 2.8+ tells the callbacks what compiles. Drop when min torch > 2.7.
+        given = (module.CallbackArgs(*args, **kwargs),) if hasattr(module, "CallbackArgs") else ()
+        first = host.pending_callbacks(self, 1) == 1
+        try:
+            if first:
+                call(self.run_start_callbacks, given)
+            yield
+        finally:
+            if host.pending_callbacks(self, -1) == 0:
+                call(self.run_end_callbacks, given)
+
+    return [AttributePatch(owner, "install_callbacks", _patched_install_callbacks)]
 
 
 class _SharedContext(ast.NodeTransformer):

@@ -19,6 +19,7 @@ EVAL_FRAME = "torch._dynamo.eval_frame"
 DECORATORS = "torch._dynamo.decorators"
 DISTRIBUTED = "torch.nn.parallel.distributed"
 AUTOGRAD_GRAPH = "torch.autograd.graph"
+CALLBACK = "torch._dynamo.callback"
 
 #: torch.compiler.is_compiling() and is_exporting(). Export sets both; since torch 2.13 Dynamo sets the first for the
 #: whole of each compile, so that eager code in every thread is told that it compiles (pytorch#184614, #156868).
@@ -45,6 +46,15 @@ def new_metrics_context() -> Any:
     """Returns a metrics context as torch makes its only one."""
     utils: Any = sys.modules[DYNAMO_UTILS]
     return utils.MetricsContext(on_exit=utils.record_compilation_metrics)
+
+
+def pending_callbacks(handler: Any, change: int) -> int:
+    """Changes and returns how many compiles are between their callbacks."""
+    name = f"_{type(handler).__name__}__pending_callbacks_counter"
+    with getattr(handler, f"{name}_lock"):
+        count: int = getattr(handler, name) + change
+        setattr(handler, name, count)
+    return count
 
 
 def export_flag_setters(module: ModuleType) -> Iterator[FunctionType]:

@@ -173,7 +173,7 @@ class FakeTorch:
             return "eager", name, shape
         code = self.code_of(name)
         entries = self.lists.setdefault(code, [])
-        frame = SimpleNamespace(f_code=code, f_locals={"shape": shape, "device": device})
+        frame = SimpleNamespace(f_code=code, f_locals={"shape": shape, "device": device}, f_globals={})
         entry = next((one for one in entries if one.guard_manager.check(frame.f_locals)), None)
         if entry is None:
             self.scheduler.point("look-up has missed")
