@@ -52,7 +52,7 @@ class _AddHandler(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
         if ast.unparse(node.test).startswith("count == 0 and "):
-            really = ast.parse("None.__call__()", mode="eval").body
+            really = ast.parse("None.__call__(fn)", mode="eval").body
             really.func.value.value = _REALLY  # type: ignore[attr-defined]
             node.test = ast.BoolOp(ast.And(), [node.test, really])
             for part in ast.walk(really):

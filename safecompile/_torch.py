@@ -114,10 +114,15 @@ def set_region(identity: int) -> None:
     eval_frame.set_eval_frame_isolate_recompiles_id(identity)
 
 
-def really_nothing_compiled() -> bool:
-    """Tells whether a fullgraph call has run no compiled frame, or another thread has cleared its count."""
-    # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one.
-    return threading.active_count() == 1 or bool(sys.modules[EVAL_FRAME].get_skip_reasons())
+def really_nothing_compiled(fn: Any) -> bool:
+    """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
+    # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
+    # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
+    if threading.active_count() == 1 or hasattr(fn, "_torchdynamo_disable"):
+        return True
+    eval_frame = sys.modules[EVAL_FRAME]
+    own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
+    return any(not any(path in str(reason) for path in own) for reason in eval_frame.get_skip_reasons())
 
 
 def internal_errors() -> tuple[type[Exception], ...]:
