@@ -42,6 +42,7 @@ def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
     from . import (
         _callback,
+        _data_parallel,
         _entries,
         _flex,
         _fx,
@@ -101,6 +102,13 @@ def all_families() -> list[Family]:
         Family("autograd context", [Part(state.AUTOGRAD_GRAPH, _state.patches_of_autograd_graph)]),
         Family("callbacks", [Part(state.CALLBACK, _state.patches_of_callback)]),
         Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
+        Family(
+            "data parallel",
+            [
+                Part(_torch.EVAL_FRAME, _data_parallel.patches_of_eval_frame),
+                Part(_torch.MODULE, _data_parallel.patches_of_module),
+            ],
+        ),
         Family(
             "stance",
             [

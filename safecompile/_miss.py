@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from . import _entries, _events, _frames, _global_state, _settings, _slots, _torch
+from . import _attempts, _entries, _events, _frames, _global_state, _settings, _slots, _torch
 
 
 class Retry(BaseException):
@@ -194,7 +194,7 @@ class _Call:
         _global_state.began()
         _torch.set_autograd_multithreading(False)
         self.reverts = _settings.apply_for(self.callback)
-        self.result = self._torch_compiles(head)
+        self.result = _attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
         self._revert_settings()
         self.compiled_s = monotonic() - began
         guarded = self.result.guarded_code
@@ -210,17 +210,6 @@ class _Call:
             self.outcome = "skipped"
             if flight is not None and self.result.apply_to_code:
                 flight.skip = self.result
-
-    def _torch_compiles(self, head: Any) -> Any:
-        """Has torch compile; once more if a setting, or a function that FX wraps, was exchanged under its eyes."""
-        for _ in range(2):
-            seen = (_slots.changes, _torch.global_settings())
-            try:
-                return self.original(self.callback, self.frame, head, self.frame_state)
-            except _torch.internal_errors():
-                if seen == (_slots.changes, _torch.global_settings()):
-                    raise
-        return self.original(self.callback, self.frame, head, self.frame_state)
 
     def _revert_settings(self) -> None:
         while self.reverts:

@@ -19,6 +19,7 @@ EVAL_FRAME = "torch._dynamo.eval_frame"
 TRACE_RULES = "torch._dynamo.trace_rules"
 GUARDS = "torch._dynamo.guards"
 DYNAMO = "torch._dynamo"
+MODULE = "torch.nn.modules.module"
 DYNAMO_UTILS = "torch._dynamo.utils"
 AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
 
@@ -118,17 +119,32 @@ def really_nothing_compiled(fn: Any) -> bool:
     """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
     # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
     # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
-    if threading.active_count() == 1 or hasattr(fn, "_torchdynamo_disable"):
+    if one_thread_is_alive() or hasattr(fn, "_torchdynamo_disable"):
         return True
     eval_frame = sys.modules[EVAL_FRAME]
     own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
     return any(not any(path in str(reason) for path in own) for reason in eval_frame.get_skip_reasons())
 
 
-def internal_errors() -> tuple[type[Exception], ...]:
-    """Returns the classes of the errors that Dynamo raises when its surroundings change in the middle of a compile."""
+def is_internal_error(error: Exception) -> bool:
+    """Tells whether this is what torch raises when its surroundings change in the middle of a compile."""
+    # What user code, the backend and unsupported code raise has other classes by then. A KeyError or IndexError of
+    # torch's own: 2.13+, from its guards.
     errors = sys.modules.get("torch._dynamo.exc")
-    return (AssertionError,) if errors is None else (errors.InternalTorchDynamoError, AssertionError)
+    internal = () if errors is None else (errors.InternalTorchDynamoError,)
+    if isinstance(error, (*internal, AssertionError, KeyError, IndexError)):
+        return True
+    return isinstance(error, RuntimeError) and "during iteration" in str(error)
+
+
+def graphs_compiled() -> int:
+    """Returns how many graphs Dynamo has handed to a backend in this process so far."""
+    return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])
+
+
+def one_thread_is_alive() -> bool:
+    """Tells whether no other Python thread runs."""
+    return threading.active_count() == 1
 
 
 def global_settings() -> tuple[Any, ...]:
@@ -250,6 +266,13 @@ def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
     # torch 2.12+ collects the reasons for its fullgraph error per thread; older releases have no such method.
     handle = getattr(callback, "_handle_skip", None)
     return result if handle is None else handle(result, frame)
+
+
+def context_of(wrapper: Any) -> Any:
+    """Returns the context whose call made this wrapper of a compiled function, or None."""
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=False))
+    context = cells["self"].cell_contents if "self" in cells else None
+    return context if isinstance(context, sys.modules[EVAL_FRAME]._TorchDynamoContext) else None
 
 
 def wrapper_code(context_call: CodeType) -> CodeType:

@@ -125,6 +125,8 @@ class FakeTorch:
             "module_call_codes": tuple,
             "is_frame_around_a_call": lambda frame: frame.f_code is FakeTorch._evaluate.__code__,
             "compile_events": dict,
+            "graphs_compiled": lambda: len(self.compiles),
+            "one_thread_is_alive": lambda: False,
             "served_again": lambda entry: SimpleNamespace(
                 guarded_code=Guarded(entry.code, entry.guard_manager, entry.backend), apply_to_code=False
             ),

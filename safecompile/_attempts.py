@@ -1,0 +1,48 @@
+"""The call of torch's own compile: once more if something that it read was changed by another thread meanwhile.
+
+torch's compile reads shared things for seconds: the names that FX wraps, settings, the arguments. Where one changes
+under its eyes torch raises an internal error. It runs under the compile lock, but nothing can hold the others' hands.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _slots, _torch
+
+_NOTE = (
+    "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
+    "(a dict or a list that got longer or shorter), that is the cause. Pass each call a container of its own."
+)
+
+
+def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: Any) -> Any:
+    """Returns what torch's callback ``original`` returns.
+
+    An internal error is raised, with a note if the arguments may be the cause, unless a second attempt can help: up to
+    two more after a setting or a function that FX wraps was exchanged, one more after the trace of a call whose backend
+    was not called yet.
+    """
+    attempts = 0
+    while True:
+        attempts += 1
+        before, graphs = _surroundings(), _torch.graphs_compiled()
+        try:
+            return original(callback, frame, head, frame_state)
+        except Exception as error:
+            if not _torch.is_internal_error(error):
+                raise
+            moved = before != _surroundings()
+            if moved and attempts < 3:
+                continue
+            if not moved and not _torch.one_thread_is_alive():
+                if attempts == 1 and graphs == _torch.graphs_compiled():
+                    continue
+                if sys.version_info >= (3, 11):
+                    error.add_note(_NOTE)
+            raise
+
+
+def _surroundings() -> tuple[int, tuple[Any, ...]]:
+    return _slots.changes, _torch.global_settings()
