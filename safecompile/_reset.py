@@ -1,37 +1,88 @@
-"""torch._dynamo.reset() while other threads run compiled code: each function's cache is freed when nobody is in it.
+"""torch._dynamo.reset() while other threads run compiled code: nothing is freed under a thread that may use it.
 
-``reset_code`` frees what torch's C code knows of a function, while another thread may be in the middle of a miss of it,
-with pointers into what is freed (a crash, 2.5-2.15). Here the reset of such a function is put off until no
-thread is in a miss of it. Until then calls find what was compiled before. Nothing is added to a
-warm call: it has its pointers only while it holds the interpreter's lock.
+``reset_code`` frees what torch's C code knows of a function (a crash, 2.5-2.15). Two kinds of thread may have pointers
+into it: one in the middle of a miss, and one in the look-up of a warm call, which gives the GIL up for a moment at
+each entry (seen in gdb: RootGuardManager::check_nopybind_template). The first is seen on its stack: its function is
+left as it is until the miss is over. Of the second only torch's wrapper is seen, which is there as long as the call:
+the function's entries are outdated, which frees nothing, by one more guard that never holds. The call after the reset
+compiles, as it should. What is outdated goes when no other thread is in a compiled call. A warm call is as before.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from . import _torch
+from . import _entries, _frames, _torch
 from ._patches import AttributePatch, Patch
 
 #: The code of the function that stands in the place of torch's callback. Set by _callback.
 callback_code: CodeType | None = None
 
-#: The functions whose reset is put off, by id; the reference goes when the code does.
-put_off: dict[int, weakref.ref[CodeType]] = {}
+#: The functions whose reset is put off, by id, and whether all of it is, or the freeing only. The reference goes when
+#: the code does. Each use is one dictionary operation, atomic by the GIL.
+put_off: dict[int, tuple[weakref.ref[CodeType], bool]] = {}
+
+#: As many outdated entries of one function as a look-up has to go through at most.
+OUTDATED_AT_MOST = 64
+
+
+def reset(code: CodeType) -> None:
+    """Resets one function, as far as that can be done at this moment."""
+    if is_in_use(code):
+        put_off[id(code)] = (weakref.ref(code), True)
+    elif another_thread_is_in_a_call():
+        _outdate(code)
+    else:
+        put_off.pop(id(code), None)
+        _torch.reset_code(code)
 
 
 def catch_up() -> None:
-    """Resets what was put off and is no longer in use. Called where a thread has left the engine."""
-    for ident, reference in list(put_off.items()):
+    """Resets and frees what was put off and is no longer in use. Called where a thread has left the engine."""
+    for ident, (reference, whole) in list(put_off.items()):
         code = reference()
-        if code is None or not is_in_use(code):
+        if code is None:
             put_off.pop(ident, None)
-            if code is not None:
-                _torch.reset_code(code)
+        elif whole:
+            reset(code)
+        elif not is_in_use(code) and not another_thread_is_in_a_call():
+            put_off.pop(ident, None)
+            _free(code)
+
+
+def _outdate(code: CodeType) -> None:
+    entries = [entry for entry in _torch.cache_entries(code) if _entries.is_live(entry.guard_manager)]
+    live = [entry for entry in entries if not _entries.is_outdated(entry.guard_manager)]
+    fits = len(entries) <= OUTDATED_AT_MOST
+    put_off[id(code)] = (weakref.ref(code), not fits)
+    for entry in live if fits else ():
+        _entries.outdate(entry.guard_manager)
+
+
+def _free(code: CodeType) -> None:
+    entries = [entry for entry in _torch.cache_entries(code) if _entries.is_live(entry.guard_manager)]
+    outdated = [entry for entry in entries if _entries.is_outdated(entry.guard_manager)]
+    if len(outdated) == len(entries):
+        _torch.reset_code(code)
+    for entry in outdated if len(outdated) < len(entries) else ():
+        _torch.free_entry(entry)
+
+
+def another_thread_is_in_a_call() -> bool:
+    """Tells whether another thread is in a call of a compiled function, and so may be in a look-up."""
+    me = threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = None if ident == me else top
+        while frame is not None:
+            if frame.f_code in _frames.retrying_codes:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def is_in_use(code: CodeType) -> bool:
@@ -65,8 +116,8 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_reset_code(code: Any) -> None:
-        if isinstance(code, CodeType) and is_in_use(code):
-            put_off[id(code)] = weakref.ref(code)
+        if isinstance(code, CodeType):
+            reset(code)
         else:
             original(code)
 
@@ -84,7 +135,7 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     @functools.wraps(original)
     def _patched_clear() -> None:
         original()
-        for reference in list(put_off.values()):
+        for reference, _ in list(put_off.values()):
             code = reference()
             for entry in _torch.cache_entries(code) if code is not None else ():
                 if entry.code is not None:

@@ -63,6 +63,20 @@ def reset_code(code: CodeType) -> None:
     eval_frame.reset_code(code)
 
 
+def add_failing_guard(guard_manager: Any, why: str) -> None:
+    """Adds a guard, in C, that holds for no arguments."""
+    never, root = ().__contains__, guard_manager.root
+    # torch 2.12+ takes the user's stack too. Drop the other form when min torch > 2.11.
+    more = (None,) if "arg2" in (root.add_lambda_guard.__doc__ or "arg2") else ()
+    root.add_lambda_guard(never, [why], *more)
+
+
+def free_entry(entry: Any) -> None:
+    """Frees the guards and the code of one compiled version; no thread may be in a look-up of it."""
+    manager = entry.guard_manager
+    manager.extra_state.invalidate(entry, sys.modules[GUARDS].DeletedGuardManagerWrapper("safecompile: reset"))
+
+
 def original_codes(utils: Any) -> Any:
     """Returns torch's weak dictionary from the compiled code of each entry to the function's own code."""
     return utils.orig_code_map
