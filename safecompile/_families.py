@@ -47,6 +47,7 @@ def all_families() -> list[Family]:
         _flex,
         _fx,
         _global_state,
+        _graph_module,
         _lazy_backward,
         _reset,
         _retry,
@@ -80,6 +81,14 @@ def all_families() -> list[Family]:
                 Part(_torch_fx.BUILDER, _fx.patches_of_builder),
             ],
             required=True,
+        ),
+        Family(
+            "graph modules",
+            [
+                Part(_torch_fx.GRAPH, _graph_module.patches_of_graph),
+                Part(_torch_fx.GRAPH_MODULE, _graph_module.patches_of_graph_module),
+                Part(_torch_fx.LAZY_GRAPH_MODULE, _graph_module.patches_of_lazy_graph_module),
+            ],
         ),
         Family("flex", [Part(_torch_fx.HOP_FLEX, _flex.patches_of_hop_flex)]),
         Family("backward", [Part(_torch.AOT_WRAPPERS, _lazy_backward.patches_of_runtime_wrappers)]),

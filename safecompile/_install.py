@@ -331,9 +331,10 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _miss, _patches, _slots, _stance
+        from . import _graph_module, _miss, _patches, _slots, _stance
 
         _patches.after_fork_in_child()
+        _graph_module.after_fork_in_child()
         _slots.after_fork_in_child()
         _stance.after_fork_in_child()
         if _torch.loaded(_torch.CONVERT_FRAME):
