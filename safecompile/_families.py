@@ -51,6 +51,7 @@ def all_families() -> list[Family]:
         _lazy_backward,
         _reset,
         _retry,
+        _scoped_settings,
         _settings,
         _stance,
         _state,
@@ -139,6 +140,7 @@ def all_families() -> list[Family]:
             [
                 Part(state.CONFIG_MODULE, _settings.patches_of_config_module),
                 Part(state.EVAL_FRAME, _settings.patches_of_eval_frame),
+                Part(state.DYNAMO_UTILS, _scoped_settings.patches_of_dynamo_utils),
             ],
         ),
     ]

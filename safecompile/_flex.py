@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import _fx, _rewrite, _torch_fx
+from . import _fx, _rewrite, _scoped_settings, _torch_fx, _torch_state
 from ._patches import CodePatch, Patch, thread_local_globals
 
 
@@ -19,9 +19,14 @@ def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
     body = module._set_compilation_env.__wrapped__
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
-    change = _rewrite.ThreadLocalNames([_torch_fx.FX_FLAG], flags=[_torch_fx.FX_FLAG], attributes=True)
-    code = _rewrite.recompiled(body, change.visit)
-    return [CodePatch(body, code)] if change.changed else []
+    flag = _rewrite.ThreadLocalNames([_torch_fx.FX_FLAG], flags=[_torch_fx.FX_FLAG], attributes=True)
+    # torch 2.7-2.11: it also changes settings of the process. Drop when min torch > 2.11.
+    settings = (
+        None if _torch_state.settings_are_per_context(_torch_state.config_module()) else _scoped_settings.Scoped()
+    )
+    code = _rewrite.recompiled(body, lambda node: flag.visit(node if settings is None else settings.visit(node)))
+    helpers = [] if settings is None else _scoped_settings.helpers(module)
+    return [*helpers, CodePatch(body, code)] if flag.changed or helpers else []
 
 
 def patches_of_hop_flex(module: ModuleType) -> list[Patch]:

@@ -331,10 +331,11 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _graph_module, _miss, _patches, _slots, _stance
+        from . import _graph_module, _miss, _patches, _scoped_settings, _slots, _stance
 
         _patches.after_fork_in_child()
         _graph_module.after_fork_in_child()
+        _scoped_settings.after_fork_in_child()
         _slots.after_fork_in_child()
         _stance.after_fork_in_child()
         if _torch.loaded(_torch.CONVERT_FRAME):

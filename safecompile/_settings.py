@@ -5,7 +5,7 @@ nor on autograd's. Here a compile sees, for each setting: its own thread's value
 assignment (``config.x = v``) of any thread; else, in another thread than the one that called ``torch.compile``, the
 value there at that moment. ``config.patch`` stays in its thread. Applied for the time of a compile only.
 
-``SAFECOMPILE_SETTINGS=0`` turns it off. Up to torch 2.11 settings belong to the process, and nothing is done here.
+``SAFECOMPILE_SETTINGS=0`` turns it off. Up to torch 2.11 settings belong to the process: see _scoped_settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from . import _frames
+from . import _frames, _scoped_settings
 from . import _torch_state as host
 from ._patches import AttributePatch, Patch
 
@@ -28,10 +28,10 @@ _newest: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
 class _Patched(threading.local):
-    """The settings that this thread has patched and that had no value of its own before."""
+    """The settings that this thread has patched and that had no value of its own before: how often one in the other."""
 
     def __init__(self) -> None:
-        self.unset: list[tuple[str, str]] = []
+        self.unset: dict[tuple[str, str], int] = {}
 
 
 _patched = _Patched()
@@ -87,9 +87,11 @@ def applied() -> Iterator[None]:
 
 
 def patches_of_config_module(module: ModuleType) -> list[Patch]:
-    """Returns the patch that notes plain assignments; changes nothing."""
-    if is_off() or not host.settings_are_per_context(module):
+    """Returns the patches that note plain assignments, or keep ``config.patch`` apart; changes nothing."""
+    if is_off():
         return []
+    if not host.settings_are_per_context(module):
+        return _scoped_settings.patches_of_config_module(module)
     original = module.ConfigModule.__setattr__
     own = str(module.__file__)
 
@@ -100,12 +102,14 @@ def patches_of_config_module(module: ModuleType) -> list[Patch]:
             caller = caller.f_back
         key = (self.__name__, name)
         kind = _kind(caller.f_code, own)
-        if kind == "enter" and host.has_no_value(self, name):
-            _patched.unset.append(key)
+        if kind == "enter" and (key in _patched.unset or host.has_no_value(self, name)):
+            _patched.unset[key] = _patched.unset.get(key, 0) + 1
         original(self, name, value)
         if kind == "exit" and key in _patched.unset:
-            _patched.unset.remove(key)
-            host.remove_value(self, name)
+            _patched.unset[key] -= 1
+            if not _patched.unset[key]:
+                del _patched.unset[key]
+                host.remove_value(self, name)
         elif kind == "plain" and name in host.settings_of(self):
             _newest[key] = (self, value)
 

@@ -41,6 +41,11 @@ def compile_lock() -> Any:
     return sys.modules[CONVERT_FRAME].compile_lock
 
 
+def compiles_here() -> bool:
+    """Tells whether this thread holds the compile lock."""
+    return loaded(CONVERT_FRAME) is not None and bool(compile_lock()._is_owned())
+
+
 def cache_entries(code: CodeType) -> list[Any]:
     """Returns the compiled versions of ``code`` that torch knows, the most recently used first."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -146,6 +147,37 @@ CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.c
 def settings_are_per_context(module: Any) -> bool:
     """Tells whether settings are context variables (torch 2.12+)."""
     return hasattr(module, "ContextVar")
+
+
+def config_module() -> Any:
+    """Returns the module of torch that settings are made with; a small one, imported if it is not yet."""
+    return importlib.import_module(CONFIG_MODULE)
+
+
+def entry_class() -> Any:
+    """Returns the class of torch's records of settings."""
+    return config_module()._ConfigEntry
+
+
+def has_entries() -> bool:
+    """Tells whether torch's settings are imported."""
+    return hasattr(sys.modules.get(CONFIG_MODULE), "_ConfigEntry")
+
+
+def entry_of(config: Any, name: str) -> Any:
+    """Returns torch's record of a setting, of another one if it is an alias."""
+    entry = settings_of(config)[name]
+    while entry.alias is not None:
+        module, _, name = entry.alias.rpartition(".")
+        entry = settings_of(sys.modules[module])[name]
+    return entry
+
+
+def check_entries() -> None:
+    """Raises LookupError unless a setting's override is a plain attribute of its record, with a class default."""
+    if vars(entry_class()).get("user_override") is not config_module()._UNSET_SENTINEL:
+        msg = f"{CONFIG_MODULE}._ConfigEntry.user_override"
+        raise LookupError(msg)
 
 
 def configs() -> list[Any]:

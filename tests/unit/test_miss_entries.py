@@ -71,9 +71,17 @@ def test_cold_threads_leave_the_recompile_limit_alone() -> None:
 
 def test_plain_torch_passes_its_limit() -> None:
     """Red twin: in plain torch, cold threads use the limit up, in most runs."""
-    with plain_torch(), pytest.raises(AssertionError, match="ran eagerly"):
+    compiles = []
+    with plain_torch():
         for _ in range(5):
-            seven_more_shapes(Counting(before=lambda: time.sleep(0.05)))
+            backend = Counting(before=lambda: time.sleep(0.05))
+            try:
+                seven_more_shapes(backend)
+            except AssertionError as error:
+                assert "ran eagerly" in str(error)
+                return
+            compiles.append(backend.forward)
+    pytest.fail(f"{compiles} compiles, with a limit of {torch._dynamo.config.recompile_limit}")
 
 
 def test_copies_are_in_no_limit() -> None:
