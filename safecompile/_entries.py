@@ -56,8 +56,8 @@ def is_live(guard_manager: Any) -> bool:
 
 
 def without_copies(entries: list[Any]) -> list[Any]:
-    """Returns ``entries`` with one only for each guard manager, and none that is outdated."""
-    kept = [entry for entry in entries if not is_outdated(entry.guard_manager)]
+    """Returns ``entries`` with one only for each guard manager, and none that a reset has outdated or freed."""
+    kept = [one for one in entries if not (is_outdated(one.guard_manager) or _torch.was_freed(one.guard_manager))]
     return list({id(entry.guard_manager): entry for entry in reversed(kept)}.values())[::-1]
 
 

@@ -147,7 +147,7 @@ def warn_of_wrapping(code: CodeType, name: str) -> None:
     _told_of.add(name)
     log.warning(
         "%s (%s:%d) was compiled while another thread is inside torch.fx.symbolic_trace, for which FX has wrapped %r "
-        "in this file for all threads. The result is right, but the function is compiled once more, which counts in "
+        "in this file for all threads. The result is right, but the function may be compiled again, which counts in "
         "recompile_limit. To avoid it, trace before the threads start, or keep %r out of a file that is traced.",
         getattr(code, "co_qualname", code.co_name),
         code.co_filename,

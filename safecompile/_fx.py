@@ -66,7 +66,8 @@ def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """
 
     def wrapping(patcher: Any) -> None:
-        if not _torch_fx.traces_with_tensors(sys._getframe(1).f_locals.get("self")):
+        tracer = sys._getframe(1).f_locals.get("self")
+        if local._CURRENT_MAKE_FX_TRACER is None or not _torch_fx.traces_with_tensors(tracer):
             original(patcher)
 
     return wrapping

@@ -16,9 +16,11 @@ from typing import Any
 from . import _rewrite
 from ._patches import AttributePatch, CodePatch, Patch
 
-# Held while code is written, which is Python that waits for nothing and takes no other lock. One for the process: two
-# threads could not write at once under the GIL anyway. After a fork the child makes it anew.
+# Held while code is written, for milliseconds. One for the process: two threads could not write at once under the GIL
+# anyway. A transform of the user's may compile or import meanwhile and so wait: whoever waits here for longer than
+# AT_MOST_S goes on without it, as plain torch does. After a fork the child makes it anew.
 _writing = threading.RLock()
+AT_MOST_S = 2.0
 
 
 def _one_at_a_time(owner: Any, name: str) -> Patch:
@@ -26,8 +28,13 @@ def _one_at_a_time(owner: Any, name: str) -> Patch:
 
     @functools.wraps(original)
     def _patched_writer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _writing:
+        lock = _writing
+        held = lock.acquire(timeout=AT_MOST_S)
+        try:
             return original(self, *args, **kwargs)
+        finally:
+            if held:
+                lock.release()
 
     return AttributePatch(owner, name, _patched_writer)
 

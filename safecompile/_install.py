@@ -117,6 +117,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     with _quiet("uninstall", timeout_s):
         if _installed:
             left = _undo_all()
+            _forget_slots()
             _installed, _active, _mismatch = False, False, None
             for what in left:
                 warnings.warn(
@@ -317,6 +318,12 @@ def _undo(family: Family) -> list[str]:
 
 def _undo_all() -> list[str]:
     return [what for family in reversed(_families) for what in _undo(family)]
+
+
+def _forget_slots() -> None:
+    from . import _slots
+
+    _slots.forget()
 
 
 def _register_fork_handler() -> None:

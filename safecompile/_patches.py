@@ -154,7 +154,8 @@ class GlobalsPatch:
         space = vars(self.module)
         space[_rewrite.LOCAL] = self.local
         space[_rewrite.SET_FLAG] = self.set_flag
-        self.originals = {name: space[name] for name in self.names}
+        # A flag that is on just now is put back by whoever has it on.
+        self.originals = {name: False if name in self.threads else space[name] for name in self.names}
         for name, threads in self.threads.items():
             space[self._anywhere(name)] = bool(threads)
         _applied.append(self)
@@ -165,7 +166,7 @@ class GlobalsPatch:
             _applied.remove(self)
         if self.keeps:
             space.update(self.originals)
-        if not self.is_still_used:
+        if not self.is_still_used and not any(self.threads.values()):
             for name in (_rewrite.LOCAL, _rewrite.SET_FLAG, *map(_rewrite.anywhere, self.threads)):
                 space.pop(name, None)
         return None

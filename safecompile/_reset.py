@@ -1,113 +1,86 @@
 """torch._dynamo.reset() while other threads run compiled code: nothing is freed under a thread that may use it.
 
-``reset_code`` frees what torch's C code knows of a function (a crash, 2.5-2.15). Two kinds of thread may have pointers
-into it: one in the middle of a miss, and one in the look-up of a warm call, which gives the GIL up for a moment at
-each entry (seen in gdb: RootGuardManager::check_nopybind_template). The first is seen on its stack: its function is
-left as it is until the miss is over. Of the second only torch's wrapper is seen, which is there as long as the call:
-the function's entries are outdated, which frees nothing, by one more guard that never holds. The call after the reset
-compiles, as it should. What is outdated goes when no other thread is in a compiled call. A warm call is as before.
+``reset_code`` frees what torch's C code knows of a function, while other threads have pointers into it: in the middle
+of a miss, and in the look-up of a warm call, which gives the GIL up for a moment at each entry (a crash, 2.5-2.15; seen
+in gdb: RootGuardManager::check_nopybind_template). No look at the other threads can exclude that: one may enter a
+look-up right after it. So with more than one Python thread alive nothing is freed at once: the entries are outdated by
+one more guard, in C, that never holds, and the next call compiles, as it should. A moment later, when every check that
+began before has ended, torch takes their guards and their code out; another moment later, when no check of them goes
+on, they are freed. The bare entries stay. A warm call is as before.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
-from types import CodeType, FrameType, ModuleType
-from typing import Any
+from time import monotonic
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
 
-from . import _entries, _frames, _torch
+from . import _entries, _torch
 from ._patches import AttributePatch, Patch
 
-#: The code of the function that stands in the place of torch's callback. Set by _callback.
-callback_code: CodeType | None = None
+#: Seconds after which a check of one entry has ended for sure. It takes microseconds, and two waits for the GIL.
+GRACE_S = 0.25
 
-#: The functions whose reset is put off, by id, and whether all of it is, or the freeing only. The reference goes when
-#: the code does. Each use is one dictionary operation, atomic by the GIL.
-put_off: dict[int, tuple[weakref.ref[CodeType], bool]] = {}
+#: A function with more entries than that, outdated and not, is reset later: each costs a look-up a moment without the
+#: GIL, which is long where several threads want it.
+OUTDATED_AT_MOST = 16
 
-#: As many outdated entries of one function as a look-up has to go through at most.
-OUTDATED_AT_MOST = 64
+
+class _Grave(NamedTuple):
+    """The outdated entries of one function: since when, and whether torch has taken their guards out."""
+
+    code: weakref.ref[CodeType]
+    since: float
+    managers: list[Any]
+    taken_out: bool = False
+
+
+#: What is to be freed, the oldest first, and the functions whose reset is put off. Each use is one operation on a list,
+#: atomic by the GIL. As many at most as functions times OUTDATED_AT_MOST.
+graves: list[_Grave] = []
+put_off: list[weakref.ref[CodeType]] = []
 
 
 def reset(code: CodeType) -> None:
     """Resets one function, as far as that can be done at this moment."""
-    if is_in_use(code):
-        put_off[id(code)] = (weakref.ref(code), True)
-    elif another_thread_is_in_a_call():
-        _outdate(code)
-    else:
-        put_off.pop(id(code), None)
+    from . import _miss
+
+    if len(sys._current_frames()) == 1 and not _miss.is_in_a_miss():
         _torch.reset_code(code)
-
-
-def catch_up() -> None:
-    """Resets and frees what was put off and is no longer in use. Called where a thread has left the engine."""
-    for ident, (reference, whole) in list(put_off.items()):
-        code = reference()
-        if code is None:
-            put_off.pop(ident, None)
-        elif whole:
-            reset(code)
-        elif not is_in_use(code) and not another_thread_is_in_a_call():
-            put_off.pop(ident, None)
-            _free(code)
+    else:
+        _outdate(code)
 
 
 def _outdate(code: CodeType) -> None:
     entries = [entry for entry in _torch.cache_entries(code) if _entries.is_live(entry.guard_manager)]
-    live = [entry for entry in entries if not _entries.is_outdated(entry.guard_manager)]
-    fits = len(entries) <= OUTDATED_AT_MOST
-    put_off[id(code)] = (weakref.ref(code), not fits)
-    for entry in live if fits else ():
-        _entries.outdate(entry.guard_manager)
+    managers = list({id(entry.guard_manager): entry.guard_manager for entry in entries}.values())
+    live = [manager for manager in managers if not _entries.is_outdated(manager)]
+    if len(entries) > OUTDATED_AT_MOST:
+        put_off.append(weakref.ref(code))
+    elif live:
+        for manager in live:
+            _entries.outdate(manager)
+        graves.append(_Grave(weakref.ref(code), monotonic(), live))
 
 
-def _free(code: CodeType) -> None:
-    entries = [entry for entry in _torch.cache_entries(code) if _entries.is_live(entry.guard_manager)]
-    outdated = [entry for entry in entries if _entries.is_outdated(entry.guard_manager)]
-    if len(outdated) == len(entries):
-        _torch.reset_code(code)
-    for entry in outdated if len(outdated) < len(entries) else ():
-        _torch.free_entry(entry)
-
-
-def another_thread_is_in_a_call() -> bool:
-    """Tells whether another thread is in a call of a compiled function, and so may be in a look-up."""
-    me = threading.get_ident()
-    for ident, top in sys._current_frames().items():
-        frame: FrameType | None = None if ident == me else top
-        while frame is not None:
-            if frame.f_code in _frames.retrying_codes:
-                return True
-            frame = frame.f_back
-    return False
-
-
-def is_in_use(code: CodeType) -> bool:
-    """Tells whether torch's C code may hold pointers into the cache of ``code`` in some thread.
-
-    It does while a miss of it is being answered: then the callback is on that thread's stack, from before its first
-    instruction until after its last. And while Python code runs that torch's look-up calls.
-    """
-    from . import _miss
-
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is callback_code:
-                missed = frame.f_locals.get("frame")
-                if missed is None or missed.f_code is code:
-                    return True
-            elif _torch.is_inside_a_look_up(frame.f_code):
-                return True
-            frame = frame.f_back
-    for reference in list(_miss.returned.values()):
-        guarded = reference()
-        if guarded is not None and guarded._safecompile_code is code and guarded.guard_manager.cache_entry is None:
-            return True
-    return False
+def catch_up() -> None:
+    """Frees what nobody can be looking at any more, and resets what was put off. Called where a miss ends."""
+    while graves and graves[0].since + GRACE_S < monotonic():
+        try:
+            grave = graves.pop(0)
+        except IndexError:  # another thread was faster
+            break
+        code = grave.code()
+        if code is not None and not grave.taken_out:
+            gone = {id(manager) for manager in grave.managers}
+            _torch.free_entries([one for one in _torch.cache_entries(code) if id(one.guard_manager) in gone])
+            graves.append(grave._replace(since=monotonic(), taken_out=True))
+    waiting, put_off[:] = list(put_off), []
+    for code in {reference() for reference in waiting} - {None}:
+        _outdate(code)  # type: ignore[arg-type] # this thread is still in a miss
 
 
 def patches_of_reset(module: ModuleType) -> list[Patch]:
@@ -125,7 +98,7 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
-    """Returns the patch that keeps, over a reset, what torch notes of the entries that were put off."""
+    """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
     # Without the note, the next miss of such a function raises KeyError when torch asks why the entry did not fit.
     from . import _miss
 
@@ -134,10 +107,10 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_clear() -> None:
+        kept = {reference() for reference in (*put_off, *(grave.code for grave in graves))} - {None}
         original()
-        for reference, _ in list(put_off.values()):
-            code = reference()
-            for entry in _torch.cache_entries(code) if code is not None else ():
+        for code in kept:
+            for entry in _torch.cache_entries(code):  # type: ignore[arg-type]
                 if entry.code is not None:
                     noted[entry.code] = code
         for weak in list(_miss.returned.values()):

@@ -6,7 +6,9 @@ A slot stands in its place while at least one thread has it patched. Traces may 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -100,6 +102,11 @@ class _ModuleSlot(_Slot):
     def __init__(self, module: ModuleType, name: str, standing: Callable[..., Any]) -> None:
         super().__init__(vars(module), name, standing)
         self.module = module
+        self.assigned: dict[int, Any] = {}  # by thread: what the traced code itself has put there
+
+    def value_for(self, thread: int) -> Any:
+        """Returns what a thread that traces finds."""
+        return self.assigned.get(thread, self.standing)
 
     def stand(self) -> None:
         self.module.__class__ = ModuleByThread
@@ -115,7 +122,18 @@ class ModuleByThread(ModuleType):
     def __getattribute__(self, name: str) -> Any:
         get = ModuleType.__getattribute__
         slot = _slots.get((id(get(self, "__dict__")), name))
-        return slot.standing if slot is not None and threading.get_ident() in slot.stacks else get(self, name)
+        me = threading.get_ident()
+        return slot.value_for(me) if isinstance(slot, _ModuleSlot) and me in slot.stacks else get(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        slot = _slots.get((id(vars(self)), name))
+        if isinstance(slot, _ModuleSlot) and threading.get_ident() in slot.stacks:
+            slot.assigned[threading.get_ident()] = value  # until its trace ends, when torch brings the original back
+        else:
+            super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return importlib.import_module, (self.__name__,)
 
 
 def _module_in_c(dictionary: dict[str, Any]) -> ModuleType | None:
@@ -163,25 +181,44 @@ _function_slots: dict[tuple[type, str], _FunctionSlot] = {}
 
 
 #: The function that stands for each function that FX wraps, made once: guards of compiled code know it by identity.
-#: As many entries as there are functions that FX wraps (``math`` and ``torch.fx.wrap``). Guarded by _bookkeeping.
+#: The oldest go where there are too many. Guarded by _bookkeeping.
 _standing: dict[int, tuple[Any, Callable[..., Any]]] = {}
+_STANDING_AT_MOST = 256
 
 #: Counts the changes of shared places, so that a compile can tell that its surroundings have moved.
 changes = 0
 
 
 def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> _Slot:
-    if shared:
+    if shared or not isinstance(owner, type):
         module = None if isinstance(owner, type) else _module_in_c(owner)
         slot = _Slot(owner, name, new) if module is None else _ModuleSlot(module, name, new)
-        slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
+        if getattr(new, "__wrapped__", None) is slot.original:  # FX's wrapper of it, not somebody's own replacement
+            slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
+            while len(_standing) > _STANDING_AT_MOST:
+                del _standing[next(iter(_standing))]
         return slot
     if not isinstance(vars(owner).get(name), FunctionType):
         return _Slot(owner, name, new)
     known = _function_slots.get((owner, name))
     if known is None or known.function is not vars(owner)[name] or known.function.__code__ is not known.code:
-        known = _function_slots[owner, name] = _FunctionSlot(owner, name)
+        try:
+            known = _function_slots[owner, name] = _FunctionSlot(owner, name)
+        except _rewrite.RewriteError:  # somebody's own function in the place of torch's
+            return _Slot(owner, name, _by_thread(vars(owner)[name], owner, name))
     return known
+
+
+def _by_thread(original: Callable[..., Any], owner: type, name: str) -> Callable[..., Any]:
+    """Returns a method that calls the innermost patch of its thread, or the original."""
+
+    @functools.wraps(original)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        slot = _slots.get((id(owner), name))
+        stack = slot.stacks.get(threading.get_ident()) if slot is not None else None
+        return (stack[-1] if stack else original)(*args, **kwargs)
+
+    return dispatch
 
 
 class SlotPatch:
@@ -213,6 +250,8 @@ class SlotPatch:
             stack.reverse()
             if not stack:
                 del slot.stacks[threading.get_ident()]
+                if isinstance(slot, _ModuleSlot):
+                    slot.assigned.pop(threading.get_ident(), None)
             if not slot.stacks:
                 _remove(slot)
 
@@ -221,7 +260,8 @@ def _remove(slot: _Slot) -> None:
     global changes
     changes += 1
     _slots.pop((id(slot.owner), slot.name), None)
-    _originals.pop(id(slot.standing), None)
+    if not any(other.standing is slot.standing for other in _slots.values()):
+        _originals.pop(id(slot.standing), None)
     slot.clear()
 
 
@@ -240,10 +280,19 @@ def after_fork_in_child() -> None:
 def wrapped_for_another_thread(code: CodeType, dictionary: dict[str, Any]) -> str | None:
     """Returns a name used by ``code`` that only other threads' traces have wrapped in its globals, or None."""
     me = threading.get_ident()
-    for (owner, name), slot in list(_slots.items()):
-        if owner == id(dictionary) and name in code.co_names and me not in slot.stacks:
-            return name
-    return None
+    names = {name for (owner, name), slot in list(_slots.items()) if owner == id(dictionary) and me not in slot.stacks}
+    used = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"} if names else set()
+    return min(names & used, default=None)
+
+
+def forget() -> None:
+    """Takes away what the slots have left in torch's modules; for the end of an uninstallation."""
+    with _bookkeeping:
+        if not _slots:
+            for slot in _function_slots.values():
+                slot.function.__globals__.pop(slot.hook, None)
+            _function_slots.clear()
+            _standing.clear()
 
 
 def original_id(value: Any) -> int:

@@ -44,7 +44,8 @@ class _ByThread:
 
     def __getattribute__(self, name: str) -> Any:
         stack = _inside.get(threading.get_ident())
-        value = getattr(stack[-1] if stack else _process[0], name)
+        stance = stack[-1] if stack else _process[0] if _process else object()
+        value = getattr(stance, name)
         if value is True and name == host.SKIP_GUARDS and not _skip_is_per_thread:
             # Up to torch 2.14 skipping guards in one thread skips them in all: wrong results without a word.
             # With other threads alive the guards are checked, which is slower and right.

@@ -53,14 +53,6 @@ def cache_entries(code: CodeType) -> list[Any]:
     return list(_debug_get_cache_entry_list(code))
 
 
-def is_inside_a_look_up(code: CodeType) -> bool:
-    """Tells whether ``code`` is Python that torch's C code runs while it holds pointers into a function's cache."""
-    # A guard in Python. From torch 2.13 on also: the state of ``random`` is put back around the callback.
-    if code.co_name == "<lambda>":
-        return code.co_filename == getattr(sys.modules.get(GUARDS), "__file__", None)
-    return code.co_name in ("getstate", "setstate", "_patched_setstate")
-
-
 def reset_code(code: CodeType) -> None:
     """Frees what torch knows of ``code``, compiled versions included."""
     from torch._C._dynamo import eval_frame
@@ -76,10 +68,21 @@ def add_failing_guard(guard_manager: Any, why: str) -> None:
     root.add_lambda_guard(never, [why], *more)
 
 
-def free_entry(entry: Any) -> None:
-    """Frees the guards and the code of one compiled version; no thread may be in a look-up of it."""
-    manager = entry.guard_manager
-    manager.extra_state.invalidate(entry, sys.modules[GUARDS].DeletedGuardManagerWrapper("safecompile: reset"))
+_FREED = "safecompile: reset"
+
+
+def was_freed(guard_manager: Any) -> bool:
+    """Tells whether :func:`free_entries` has put this in the place of an entry's guard manager."""
+    return getattr(guard_manager, "invalidation_reason", None) == _FREED
+
+
+def free_entries(entries: list[Any]) -> None:
+    """Frees the guards and the code of compiled versions; no thread may be in a look-up of them."""
+    # Copies of one version share a guard manager, which forgets its extra_state with the first that goes.
+    states = {id(entry.guard_manager): entry.guard_manager.extra_state for entry in entries}
+    for entry in entries:
+        deleted = sys.modules[GUARDS].DeletedGuardManagerWrapper(_FREED)
+        states[id(entry.guard_manager)].invalidate(entry, deleted)
 
 
 def original_codes(utils: Any) -> Any:

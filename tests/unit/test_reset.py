@@ -41,9 +41,24 @@ class Slow:
         return run
 
 
-def test_a_reset_beside_a_call_takes_effect_and_frees_later() -> None:
-    """The next call compiles; what was compiled before is freed when the other thread has left; its result is right."""
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def outdated(code: Any) -> int:
+    return [_entries.is_outdated(one.guard_manager) for one in _torch.cache_entries(code)].count(True)
+
+
+def test_a_reset_beside_a_call_takes_effect_and_frees_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call compiles; what was compiled before is freed at a later miss; the other thread's result is right."""
     backend = Slow()
+    monkeypatch.setattr(_reset, "GRACE_S", 100.0)
 
     def body(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -56,40 +71,89 @@ def test_a_reset_beside_a_call_takes_effect_and_frees_later() -> None:
     thread.start()
     assert backend.inside.wait(30)
     torch._dynamo.reset()
-    assert _reset.put_off
     for _ in range(2):
         assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert backend.compiles == 2
-    assert [_entries.is_outdated(one.guard_manager) for one in _torch.cache_entries(body.__code__)].count(True) == 1
+    assert outdated(body.__code__) == 1
+    monkeypatch.setattr(_reset, "GRACE_S", 0.0)
+    torch.compile(lambda x: x * 2, backend="eager")(torch.zeros(2))  # a miss, at whose end the rest is done
+    assert [grave.taken_out for grave in _reset.graves] in ([], [True])
+    assert outdated(body.__code__) == 0
     backend.go.set()
     thread.join(30)
     assert results[0].tolist() == [1.0, 1.0]
-    torch.compile(lambda x: x * 2, backend="eager")(torch.zeros(2))  # a miss, at whose end the rest is done
-    assert not _reset.put_off
-    assert not [one for one in _torch.cache_entries(body.__code__) if _entries.is_outdated(one.guard_manager)]
     assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert backend.compiles == 2
 
 
-def test_what_is_outdated_counts_in_no_limit() -> None:
-    """Resets beside a call use none of the eight recompiles up."""
+@pytest.mark.usefixtures("another_thread")
+def test_what_is_outdated_counts_in_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resets beside another thread use none of the eight recompiles up, freed or not, copies included."""
     backend = Slow()
-    compiled = torch.compile(lambda x: x + 1 if torch.compiler.is_compiling() else x, backend=backend, dynamic=False)
-    compiled(torch.zeros(1))
-    backend.held = True
-    thread = threading.Thread(target=lambda: compiled(torch.zeros(1)), daemon=True)
-    thread.start()
-    assert backend.inside.wait(30)
-    for _ in range(12):
+    compiled = torch.compile(a_break, backend=backend, dynamic=False)
+    run_threads([lambda: compiled(torch.zeros(1))] * 4)
+    for count in range(12):
+        monkeypatch.setattr(_reset, "GRACE_S", 0.0 if count > 6 else 100.0)
+        before = backend.compiles
         torch._dynamo.reset()
-        assert compiled(torch.zeros(1)).tolist() == [1.0]
-    assert backend.compiles == 13
-    backend.go.set()
-    thread.join(30)
+        assert compiled(torch.zeros(1)).tolist() == [2.0]
+        assert backend.compiles == before + 2
+    assert outdated(a_break.__code__) <= 8
 
 
-def test_a_reset_in_the_middle_of_a_miss_is_put_off() -> None:
-    """While a thread compiles a function, what torch knows of it is not freed under it."""
+@torch.compiler.disable
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def a_break(x: torch.Tensor) -> torch.Tensor:
+    x = plain(x + 1 if torch.compiler.is_compiling() else x)
+    return x + 1 if torch.compiler.is_compiling() else x
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up goes through a bounded number of outdated versions; what comes on top is reset later."""
+    monkeypatch.setattr(_reset, "OUTDATED_AT_MOST", 3)
+    monkeypatch.setattr(_reset, "GRACE_S", 100.0)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend="eager")
+    for _ in range(8):
+        compiled(torch.zeros(2))
+        torch._dynamo.reset()
+    assert 0 < outdated(body.__code__) <= 4
+    assert _reset.put_off
+    monkeypatch.setattr(_reset, "GRACE_S", 0.0)
+    for value in (1, 2):
+        exec(f"def f(x):\n    return x + {value}", space := {})
+        torch.compile(space["f"], backend="eager")(torch.zeros(2))
+    assert not _reset.put_off
+    assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_alone_a_reset_is_torchs_own() -> None:
+    """With one Python thread alive, nothing is put off and no entry is left."""
+    done = in_fresh_process(
+        """
+        import torch, torch._dynamo, safecompile
+        from safecompile import _reset, _torch
+        def body(x):
+            return x + 1
+        compiled = safecompile.safe_compile(body, backend="eager")
+        compiled(torch.zeros(2))
+        torch._dynamo.reset()
+        assert not _torch.cache_entries(body.__code__) and not _reset.graves
+        compiled(torch.zeros(2))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reset_in_the_middle_of_a_miss_frees_nothing() -> None:
+    """While a thread compiles a function, a reset frees nothing of it; the compile ends, its result is right."""
     backend = ParkedBackend()
 
     def body(x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +164,6 @@ def test_a_reset_in_the_middle_of_a_miss_is_put_off() -> None:
     def reset() -> None:
         backend.wait_parked()
         _reset.reset(body.__code__)  # torch's own reset waits for the lock
-        assert id(body.__code__) in _reset.put_off
         backend.release()
 
     results = run_threads([lambda: compiled(torch.zeros(2)), reset])
