@@ -75,11 +75,18 @@ def check_everything_is_back(where: str) -> None:
     assert _torch.autograd_multithreading(), f"struck at {where}: autograd has no worker threads"
 
 
+def a_new_function(body: str = "x + 1") -> Any:
+    """Returns a function whose code has never been compiled: a reset beside other threads leaves bare entries."""
+    space: dict[str, Any] = {}
+    exec(f"def function(x):\n    return {body}", space)
+    return space["function"]
+
+
 def test_an_exception_at_any_line_of_a_leader() -> None:
     """Wherever it strikes the thread that compiles: everything is as before, and the next call is right."""
     for at in range(1, 500):
         torch.compiler.reset()
-        compiled = torch.compile(lambda x: x + 1, backend="eager")
+        compiled = torch.compile(a_new_function(), backend="eager")
         x = torch.zeros(2)
         try:
             with Striking(at) as striking:
@@ -99,7 +106,7 @@ def test_an_exception_at_any_line_of_a_follower() -> None:
     for at in range(1, 500):
         torch.compiler.reset()
         backend = ParkedBackend()
-        compiled = torch.compile(lambda x: x + 1, backend=backend)
+        compiled = torch.compile(a_new_function(), backend=backend)
         where: list[str] = []
 
         def follow(at: int = at, backend: Any = backend, compiled: Any = compiled, where: Any = where) -> None:
@@ -128,7 +135,7 @@ def test_an_exception_at_any_line_of_a_backward() -> None:
     """Wherever it strikes the first backward: everything is as before, and the next forward and backward are right."""
     for at in range(1, 200):
         torch.compiler.reset()
-        compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+        compiled = torch.compile(a_new_function("x.sin()"), backend="aot_eager")
         out = compiled(torch.zeros(2, requires_grad=True)).sum()
         try:
             with Striking(at) as striking:
