@@ -42,7 +42,8 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
 def outdate(guard_manager: Any) -> None:
     """Has the guards never hold again. Frees nothing, so another thread may be in the middle of them."""
     guard_manager.__dict__["_safecompile_outdated"] = True
-    _torch.add_failing_guard(guard_manager, "safecompile: reset, and freed when no other thread is in a compiled call")
+    if is_live(guard_manager):
+        _torch.add_failing_guard(guard_manager, "safecompile: reset")
 
 
 def is_outdated(guard_manager: Any) -> bool:

@@ -2,27 +2,31 @@
 
 ``reset_code`` frees what torch's C code knows of a function, while other threads have pointers into it: in the middle
 of a miss, and in the look-up of a warm call, which gives the GIL up for a moment at each entry (a crash, 2.5-2.15; seen
-in gdb: RootGuardManager::check_nopybind_template). No look at the other threads can exclude that: one may enter a
-look-up right after it. So with more than one Python thread alive nothing is freed at once: the entries are outdated by
-one more guard, in C, that never holds, and the next call compiles, as it should. A moment later, when every check that
-began before has ended, torch takes their guards and their code out; another moment later, when no check of them goes
-on, they are freed. The bare entries stay. A warm call is as before.
+in gdb: RootGuardManager::check_nopybind_template). So unless the other threads do nothing at the moment, outside of any
+compiled call, nothing is freed at once: the entries are outdated by one more guard, in C, that never holds, and the
+next call compiles, as it should. A moment later, when every check that began before has ended, torch takes their guards
+and their code out; another moment later, when no check of them goes on, they are freed. The bare entries stay. A warm
+call is as before.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
-from time import monotonic
-from types import CodeType, ModuleType
+from time import monotonic, process_time_ns, sleep, thread_time_ns
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from . import _entries, _torch
+from . import _entries, _frames, _torch
 from ._patches import AttributePatch, Patch
 
 #: Seconds after which a check of one entry has ended for sure. It takes microseconds, and two waits for the GIL.
 GRACE_S = 0.25
+
+#: Seconds for which the other threads are looked at, and the nanoseconds of processor time that they may use meanwhile.
+LOOK_S, BUSY_NS = 0.003, 100_000
 
 #: A function with more entries than that, outdated and not, is reset later: each costs a look-up a moment without the
 #: GIL, which is long where several threads want it.
@@ -48,22 +52,51 @@ def reset(code: CodeType) -> None:
     """Resets one function, as far as that can be done at this moment."""
     from . import _miss
 
-    if len(sys._current_frames()) == 1 and not _miss.is_in_a_miss():
+    if not _miss.is_in_a_miss() and others_sleep():
         _torch.reset_code(code)
     else:
         _outdate(code)
 
 
+#: Until when (monotonic seconds) it holds that the others are asleep: for the functions of one reset.
+_asleep_until = 0.0
+
+
+def others_sleep() -> bool:
+    """Tells whether the other threads do nothing, outside of any compiled call; takes some milliseconds."""
+    global _asleep_until
+    if len(sys._current_frames()) == 1 or monotonic() < _asleep_until:
+        return True
+    before = process_time_ns() - thread_time_ns()
+    sleep(LOOK_S)
+    if process_time_ns() - thread_time_ns() - before > BUSY_NS or _another_is_in_a_call():
+        return False
+    _asleep_until = monotonic() + LOOK_S
+    return True
+
+
+def _another_is_in_a_call() -> bool:
+    me = threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = None if ident == me else top
+        while frame is not None:
+            if frame.f_code in _frames.retrying_codes:
+                return True
+            frame = frame.f_back
+    return False
+
+
 def _outdate(code: CodeType) -> None:
-    entries = [entry for entry in _torch.cache_entries(code) if _entries.is_live(entry.guard_manager)]
+    entries = _torch.cache_entries(code)
     managers = list({id(entry.guard_manager): entry.guard_manager for entry in entries}.values())
-    live = [manager for manager in managers if not _entries.is_outdated(manager)]
-    if len(entries) > OUTDATED_AT_MOST:
+    new = [manager for manager in managers if not _entries.is_outdated(manager)]
+    checked = [entry for entry in entries if _entries.is_live(entry.guard_manager)]
+    if len(checked) > OUTDATED_AT_MOST:
         put_off.append(weakref.ref(code))
-    elif live:
-        for manager in live:
+    elif new:
+        for manager in new:
             _entries.outdate(manager)
-        graves.append(_Grave(weakref.ref(code), monotonic(), live))
+        graves.append(_Grave(weakref.ref(code), monotonic(), [one for one in new if _entries.is_live(one)]))
 
 
 def catch_up() -> None:

@@ -82,7 +82,8 @@ def free_entries(entries: list[Any]) -> None:
     states = {id(entry.guard_manager): entry.guard_manager.extra_state for entry in entries}
     for entry in entries:
         deleted = sys.modules[GUARDS].DeletedGuardManagerWrapper(_FREED)
-        states[id(entry.guard_manager)].invalidate(entry, deleted)
+        if states[id(entry.guard_manager)] is not None:
+            states[id(entry.guard_manager)].invalidate(entry, deleted)
 
 
 def original_codes(utils: Any) -> Any:

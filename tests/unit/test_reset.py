@@ -43,8 +43,14 @@ class Slow:
 
 @pytest.fixture
 def another_thread() -> Iterator[None]:
+    """One that runs all the time."""
     ended = threading.Event()
-    thread = threading.Thread(target=ended.wait, daemon=True)
+
+    def run() -> None:
+        while not ended.is_set():
+            sum(range(100))
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield
     ended.set()
@@ -52,7 +58,8 @@ def another_thread() -> Iterator[None]:
 
 
 def outdated(code: Any) -> int:
-    return [_entries.is_outdated(one.guard_manager) for one in _torch.cache_entries(code)].count(True)
+    managers = [one.guard_manager for one in _torch.cache_entries(code)]
+    return [_entries.is_outdated(one) and _entries.is_live(one) for one in managers].count(True)
 
 
 def test_a_reset_beside_a_call_takes_effect_and_frees_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +141,15 @@ def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.Mo
     assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
-def test_alone_a_reset_is_torchs_own() -> None:
-    """With one Python thread alive, nothing is put off and no entry is left."""
+@pytest.mark.parametrize("another", [False, True])
+def test_a_reset_is_torchs_own_where_nobody_can_be_in_a_call(another: bool) -> None:
+    """With one Python thread alive, or the others asleep, nothing is put off and no entry is left."""
     done = in_fresh_process(
         """
-        import torch, torch._dynamo, safecompile
+        import os, threading, time, torch, torch._dynamo, safecompile
         from safecompile import _reset, _torch
+        if os.environ["ANOTHER"] == "True":
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
         def body(x):
             return x + 1
         compiled = safecompile.safe_compile(body, backend="eager")
@@ -147,7 +157,9 @@ def test_alone_a_reset_is_torchs_own() -> None:
         torch._dynamo.reset()
         assert not _torch.cache_entries(body.__code__) and not _reset.graves
         compiled(torch.zeros(2))
-        """
+        os._exit(0)
+        """,
+        ANOTHER=str(another),
     )
     assert done.returncode == 0, done.stderr
 
