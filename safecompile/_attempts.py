@@ -11,6 +11,9 @@ from typing import Any
 
 from . import _slots, _torch
 
+#: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
+ATTEMPTS_AT_MOST = 8
+
 _NOTE = (
     "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
     "(a dict or a list that got longer or shorter), that is the cause. Pass each call a container of its own."
@@ -20,9 +23,8 @@ _NOTE = (
 def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: Any) -> Any:
     """Returns what torch's callback ``original`` returns.
 
-    An internal error is raised, with a note if the arguments may be the cause, unless a second attempt can help: up to
-    two more after a setting or a function that FX wraps was exchanged, one more after the trace of a call whose backend
-    was not called yet.
+    An internal error is raised, with a note if the arguments may be the cause, unless another attempt can help: some
+    more after a setting or a function that FX wraps was exchanged, one more if the backend was not called yet.
     """
     attempts = 0
     while True:
@@ -34,7 +36,7 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
             if not _torch.is_internal_error(error):
                 raise
             moved = before != _surroundings()
-            if moved and attempts < 3:
+            if moved and attempts < ATTEMPTS_AT_MOST:
                 continue
             if not moved and not _torch.one_thread_is_alive():
                 if attempts == 1 and graphs == _torch.graphs_compiled():
