@@ -42,8 +42,10 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
             return on_miss(original, self, frame, cache_entry, frame_state)
         finally:
             _global_state.ended(sys._getframe(1))
-            if _reset.graves or _reset.put_off:
+            if _reset.put_off:
                 _reset.catch_up()
+
+    _reset.callback_code = getattr(_patched_callback, "__code__")  # noqa: B009 - unknown to the type of functools.wraps
 
     # A compile puts this in the place of FX's code generator, for the whole process: a GraphModule that another
     # thread builds meanwhile could never be compiled (2.7-2.15). Only the compiling thread's is to be marked.

@@ -39,27 +39,9 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
     guard_manager.__dict__["_safecompile_copies_of"] = weakref.ref(code)
 
 
-def outdate(guard_manager: Any) -> None:
-    """Has the guards never hold again. Frees nothing, so another thread may be in the middle of them."""
-    guard_manager.__dict__["_safecompile_outdated"] = True
-    if is_live(guard_manager):
-        _torch.add_failing_guard(guard_manager, "safecompile: reset")
-
-
-def is_outdated(guard_manager: Any) -> bool:
-    """Tells whether :func:`outdate` was called for it."""
-    return "_safecompile_outdated" in getattr(guard_manager, "__dict__", {})
-
-
-def is_live(guard_manager: Any) -> bool:
-    """Tells whether torch has not invalidated it."""
-    return "Deleted" not in type(guard_manager).__name__
-
-
 def without_copies(entries: list[Any]) -> list[Any]:
-    """Returns ``entries`` with one only for each guard manager, and none that a reset has outdated or freed."""
-    kept = [one for one in entries if not (is_outdated(one.guard_manager) or _torch.was_freed(one.guard_manager))]
-    return list({id(entry.guard_manager): entry for entry in reversed(kept)}.values())[::-1]
+    """Returns ``entries`` with one only for each guard manager."""
+    return list({id(entry.guard_manager): entry for entry in reversed(entries)}.values())[::-1]
 
 
 class _Link:

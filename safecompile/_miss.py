@@ -252,14 +252,6 @@ def warn_of_wait(code: CodeType, device: str, began: float, holder: int | None) 
     return True
 
 
-def is_in_a_miss() -> bool:
-    """Tells whether this thread is in the middle of a miss: its own torch's C code has pointers into a cache."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not on_miss.__code__:
-        frame = frame.f_back
-    return frame is not None
-
-
 def being_compiled() -> tuple[CodeType, str]:
     """Returns the code that this thread is compiling, and for which device."""
     frame: FrameType | None = sys._getframe(1)

@@ -53,37 +53,19 @@ def cache_entries(code: CodeType) -> list[Any]:
     return list(_debug_get_cache_entry_list(code))
 
 
+def is_inside_a_look_up(code: CodeType) -> bool:
+    """Tells whether ``code`` is Python that torch's C code runs while it holds pointers into a function's cache."""
+    # A guard in Python. From torch 2.13 on also: the state of ``random`` is put back around the callback.
+    if code.co_name == "<lambda>":
+        return code.co_filename == getattr(sys.modules.get(GUARDS), "__file__", None)
+    return code.co_name in ("getstate", "setstate", "_patched_setstate")
+
+
 def reset_code(code: CodeType) -> None:
     """Frees what torch knows of ``code``, compiled versions included."""
     from torch._C._dynamo import eval_frame
 
     eval_frame.reset_code(code)
-
-
-def add_failing_guard(guard_manager: Any, why: str) -> None:
-    """Adds a guard, in C, that holds for no arguments."""
-    never, root = ().__contains__, guard_manager.root
-    # torch 2.12+ takes the user's stack too. Drop the other form when min torch > 2.11.
-    more = (None,) if "arg2" in (root.add_lambda_guard.__doc__ or "arg2") else ()
-    root.add_lambda_guard(never, [why], *more)
-
-
-_FREED = "safecompile: reset"
-
-
-def was_freed(guard_manager: Any) -> bool:
-    """Tells whether :func:`free_entries` has put this in the place of an entry's guard manager."""
-    return getattr(guard_manager, "invalidation_reason", None) == _FREED
-
-
-def free_entries(entries: list[Any]) -> None:
-    """Frees the guards and the code of compiled versions; no thread may be in a look-up of them."""
-    # Copies of one version share a guard manager, which forgets its extra_state with the first that goes.
-    states = {id(entry.guard_manager): entry.guard_manager.extra_state for entry in entries}
-    for entry in entries:
-        deleted = sys.modules[GUARDS].DeletedGuardManagerWrapper(_FREED)
-        if states[id(entry.guard_manager)] is not None:
-            states[id(entry.guard_manager)].invalidate(entry, deleted)
 
 
 def original_codes(utils: Any) -> Any:
