@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from . import _torch
@@ -37,7 +37,9 @@ def patches_of_module(module: ModuleType) -> list[Patch]:
         replica = original(self)
         compiled = replica.__dict__.get("_compiled_call_impl")
         context = None if compiled is None else _torch.context_of(compiled)
-        if context is not None:
+        if isinstance(compiled, MethodType) and compiled.__self__ is self:  # compile(disable=True)
+            replica.__dict__["_compiled_call_impl"] = MethodType(compiled.__func__, replica)
+        elif context is not None:
             replica.__dict__["_compiled_call_impl"] = context(replica._call_impl)
         return replica
 

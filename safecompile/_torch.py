@@ -275,7 +275,8 @@ def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
 
 def context_of(wrapper: Any) -> Any:
     """Returns the context whose call made this wrapper of a compiled function, or None."""
-    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=False))
+    code = getattr(wrapper, "__code__", None)
+    cells = {} if code is None else dict(zip(code.co_freevars, wrapper.__closure__ or (), strict=False))
     context = cells["self"].cell_contents if "self" in cells else None
     return context if isinstance(context, sys.modules[EVAL_FRAME]._TorchDynamoContext) else None
 

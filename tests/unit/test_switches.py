@@ -15,20 +15,9 @@ import torch
 import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from safecompile import install, uninstall
 from tests.helpers.threads import ParkedBackend, run_threads
 
 Pause = Callable[[], None]
-
-
-@pytest.fixture(params=["safe", "plain"])
-def side(request):
-    """With the library, and the red twin in plain torch."""
-    torch._dynamo.reset()
-    install() if request.param == "safe" else uninstall()
-    yield request.param
-    torch._dynamo.reset()
-    uninstall()
 
 
 def beside(first: Callable[[Pause], Any], second: Callable[[Pause], Any]) -> list[Any]:

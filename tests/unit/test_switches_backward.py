@@ -13,20 +13,9 @@ import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from safecompile import install, uninstall
 from tests.helpers.threads import ParkedBackend, run_threads
 
 STASHED = "context"  # torch's name for it
-
-
-@pytest.fixture(params=["safe", "plain"])
-def side(request):
-    """With the library, and the red twin in plain torch."""
-    torch._dynamo.reset()
-    install() if request.param == "safe" else uninstall()
-    yield request.param
-    torch._dynamo.reset()
-    uninstall()
 
 
 def test_a_compile_keeps_its_metrics_to_its_thread(side):
