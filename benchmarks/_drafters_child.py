@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from . import _drafters_model as models
 from ._common import anonymous, rounded
-from ._host import counts
+from ._host import counts, phases
 from ._watch import Watch
 
 
@@ -225,6 +225,7 @@ def _answer(
         "drafters": layout.drafters,
         "peak_memory_gib": {d: round(torch.cuda.max_memory_allocated(d) / 2**30, 2) for d in sorted(devices)},
         "events": layout.events[:60],
+        "phases": phases()[:20],
         "timeline": {name: spans[:60] for name, spans in sorted(watch.spans.items())},
         "warnings": warned,
         "stacks": stacks,

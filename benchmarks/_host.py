@@ -16,6 +16,20 @@ def counts() -> dict[str, int]:
     }
 
 
+def phases() -> list[dict[str, Any]]:
+    """Returns for each compile of this process the phases that torch has measured and that took 50 ms or more."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    found = []
+    for one in get_compilation_metrics():
+        times = {k: v for k, v in vars(one).items() if k.endswith("_us") and isinstance(v, int)}
+        ended_us = times.pop("end_time_us", 0)
+        times.pop("start_time_us", None)
+        seconds = {name[:-3]: round(us / 1e6, 3) for name, us in times.items() if us >= 50_000}
+        found.append({"compile_id": str(one.compile_id), "ended_unix_s": round(ended_us / 1e6, 3), **seconds})
+    return found
+
+
 def backend_named(name: str) -> Any:
     """Returns the function behind the name of a backend."""
     from torch._dynamo.backends.registry import lookup_backend

@@ -119,7 +119,8 @@ def run(arguments: argparse.Namespace) -> Path:
                 break
             settings["time_limit_s"] = min(arguments.time_limit, left - 10)
             one = run_child("benchmarks._drafters_child", settings, time_limit_s=settings["time_limit_s"] + 90)
-            keep_timeline = number == 0 or one["hung"]
+            slowest = max((other["last_first_step_s"] or 0.0 for other in done), default=0.0)
+            keep_timeline = one["hung"] or (one["last_first_step_s"] or 0.0) > slowest
             done.append({"config": name, **one, **({} if keep_timeline else {"timeline": None, "events": None})})
             data["runs"].append(done[-1])
             data["summary"] = [s for s in data["summary"] if s["config"] != name] + [summary(name, done)]
