@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import _global_state, _miss, _reset, _torch
+from . import _entries, _global_state, _miss, _reset, _torch
 from ._patches import AttributePatch, MembersPatch, Patch
 
 
@@ -42,7 +42,7 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
             return on_miss(original, self, frame, cache_entry, frame_state)
         finally:
             _global_state.ended(sys._getframe(1))
-            if _reset.put_off:
+            if _entries.kept or _reset.outdated or _reset.put_off:
                 _reset.catch_up()
 
     _reset.callback_code = getattr(_patched_callback, "__code__")  # noqa: B009 - unknown to the type of functools.wraps

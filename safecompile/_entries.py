@@ -1,19 +1,59 @@
-"""torch's cache entries: what each was made for, and the copies that a follower leaves.
+"""torch's cache entries: what each was made for, the copies that a follower leaves, and what becomes of dead ones.
 
 A follower that can't call again makes torch append one more entry for the same compiled code. The copy shares the
 guard manager with the first. Two things would go wrong, and are mended here: the copy would count in
 ``recompile_limit``, and it would outlive the first when an object that its guards know by ``id`` dies.
+
+When an entry is invalidated, torch frees its guards at once. Another thread may be in the middle of them: a look-up
+gives the GIL up at each entry (RootGuardManager::check_nopybind_template, seen in gdb on 2.13). So they are kept for
+a moment.
 """
 
 from __future__ import annotations
 
+import _thread
 import functools
 import weakref
+from time import monotonic
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from . import _torch
 from ._patches import AttributePatch, Patch
+
+#: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
+#: first. Each use is one operation on a list, atomic by the GIL.
+kept: list[tuple[float, Any, Any]] = []
+
+
+def keep(entry: Any) -> None:
+    """Keeps the guards and the code of an entry that is about to be invalidated, if another thread is alive.
+
+    It runs in finalizers, and so takes no lock.
+    """
+    if _thread._count():
+        kept.append((monotonic(), entry.guard_manager, entry.code))
+
+
+def let_go() -> None:
+    """Frees what nobody can be in the middle of any more. Called where a miss ends, and by a reset."""
+    while kept and is_over(kept[0][0]):
+        try:
+            kept.pop(0)
+        except IndexError:  # another thread was faster
+            break
+
+
+def is_over(since: float) -> bool:
+    """Tells whether a step of a look-up that was under way at ``since`` (monotonic seconds) has ended.
+
+    It takes microseconds, and a wait for the GIL: five milliseconds at most for each thread that wants it too.
+    """
+    return since + GRACE_S + 0.02 * _thread._count() < monotonic()
+
+
+#: Seconds that a step of a look-up takes at most, if nobody else wants the GIL.
+GRACE_S: Final = 0.25
 
 
 def made_for(guard_manager: Any, backend: Any, region: int) -> None:
@@ -39,9 +79,33 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
     guard_manager.__dict__["_safecompile_copies_of"] = weakref.ref(code)
 
 
+def outdate(guard_manager: Any) -> None:
+    """Has the guards never hold again. Frees nothing: another thread may be about to use the entry."""
+    _torch.add_failing_guard(guard_manager)
+    guard_manager.__dict__["_safecompile_outdated"] = monotonic()
+
+
+def is_outdated(guard_manager: Any) -> bool:
+    """Tells whether :func:`outdate` was called for it."""
+    return "_safecompile_outdated" in getattr(guard_manager, "__dict__", {})
+
+
+def take_out_outdated(code: CodeType) -> None:
+    """Takes guards and code out of the entries that were outdated long enough ago. The bare entries stay."""
+    due = [
+        entry
+        for entry in _torch.cache_entries(code)
+        if is_outdated(entry.guard_manager) and is_over(entry.guard_manager.__dict__["_safecompile_outdated"])
+    ]
+    for entry in due:
+        keep(entry)
+    _torch.take_out(due)
+
+
 def without_copies(entries: list[Any]) -> list[Any]:
-    """Returns ``entries`` with one only for each guard manager."""
-    return list({id(entry.guard_manager): entry for entry in reversed(entries)}.values())[::-1]
+    """Returns ``entries`` with one only for each guard manager, and none that a reset has taken out."""
+    there = [entry for entry in entries if not is_outdated(entry.guard_manager) and not _torch.is_taken_out(entry)]
+    return list({id(entry.guard_manager): entry for entry in reversed(there)}.values())[::-1]
 
 
 class _Link:
@@ -81,7 +145,7 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
 
 
 def patches_of_guards(module: ModuleType) -> list[Patch]:
-    """Returns the patch that lets copies die together with the first entry; changes nothing."""
+    """Returns the patch that lets copies die with the first entry, and keeps what dies a moment; changes nothing."""
     original = module.CheckFunctionManager.invalidate
 
     @functools.wraps(original)
@@ -89,12 +153,15 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
         shared = getattr(self, "guard_manager", None)
         copies_of = getattr(shared, "__dict__", {}).get("_safecompile_copies_of")
         extra_state = getattr(shared, "extra_state", None)  # torch forgets it in the call that follows
+        entry = getattr(shared, "cache_entry", None)
+        if entry is not None:
+            keep(entry)
         result = original(self, *args, **kwargs)
         code = copies_of() if copies_of is not None else None
         if code is not None and extra_state is not None:
-            for entry in _torch.cache_entries(code):
-                if entry.guard_manager is shared:
-                    extra_state.invalidate(entry, self.guard_manager)
+            for copied in _torch.cache_entries(code):
+                if copied.guard_manager is shared:
+                    extra_state.invalidate(copied, self.guard_manager)
         return result
 
     return [AttributePatch(module.CheckFunctionManager, "invalidate", _patched_invalidate)]

@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from . import _attempts, _entries, _events, _frames, _global_state, _settings, _slots, _torch
+from . import _attempts, _entries, _events, _frames, _global_state, _reset, _settings, _slots, _torch
 
 
 class Retry(BaseException):
@@ -191,6 +191,8 @@ class _Call:
         entries = _torch.cache_entries(self.code) if self.waited_s > 0.0 else []
         head = entries[0] if entries else self.cache_entry
         self.outcome = "failed"
+        if _reset.cold:
+            _reset.begin_cold(self.code, self.frame_state)
         _global_state.began()
         _torch.set_autograd_multithreading(False)
         self.reverts = _settings.apply_for(self.callback)

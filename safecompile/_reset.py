@@ -1,9 +1,10 @@
-"""torch._dynamo.reset() while other threads run compiled code: each function's cache is freed when nobody is in it.
+"""torch._dynamo.reset() while other threads run compiled code: it takes effect, and nothing is freed under a thread.
 
-``reset_code`` frees what torch's C code knows of a function, while another thread may be in the middle of a miss of it,
-with pointers into what is freed (a crash, 2.5-2.15). Here the reset of such a function is put off until no
-thread is in a miss of it. Until then calls find what was compiled before. Nothing is added to a
-warm call: it has its pointers only while it holds the interpreter's lock.
+``reset_code`` frees what torch's C code knows of a function, while other threads have pointers into it: in the middle
+of a miss, and in the look-up of a warm call, which gives the GIL up at each entry (a crash, 2.5-2.15). So with other
+threads alive the list stays. At once, each entry gets one more guard, in C, that never holds: the next call
+compiles. A moment later, when nobody can be about to run its code, torch takes its guards and code out; these are freed
+after another moment. The bare entry stays. Nothing is added to a warm call.
 """
 
 from __future__ import annotations
@@ -11,52 +12,76 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from time import monotonic
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
-from . import _torch
+from . import _entries, _torch
 from ._patches import AttributePatch, Patch
 
 #: The code of the function that stands in the place of torch's callback. Set by _callback.
 callback_code: CodeType | None = None
 
-#: The functions whose reset is put off, by id; the reference goes when the code does.
-put_off: dict[int, weakref.ref[CodeType]] = {}
+#: The functions whose outdated entries are to be taken out, and since when. The oldest first. Each use of this and of
+#: the next two is one operation on a list or dictionary, atomic by the GIL.
+outdated: list[tuple[float, weakref.ref[CodeType]]] = []
+
+#: The functions with so many outdated entries that their reset is put off.
+put_off: list[weakref.ref[CodeType]] = []
+
+#: The functions of which torch must forget, at their next miss, which dimensions vary; by id.
+cold: dict[int, weakref.ref[CodeType]] = {}
+
+#: More outdated entries than that cost a look-up too much: it gives the GIL up at each.
+OUTDATED_AT_MOST: Final = 16
+
+
+def reset(code: CodeType) -> None:
+    """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
+    if _torch.one_thread_is_alive() and not _is_in_a_miss():
+        _torch.reset_code(code)
+        return
+    there = {id(one): one for entry in _torch.cache_entries(code) if _torch.is_live(one := entry.guard_manager)}
+    new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
+    if len(there) > OUTDATED_AT_MOST + len(new):
+        put_off.append(weakref.ref(code))
+        return
+    for manager in new:
+        _entries.outdate(manager)
+    if new:
+        outdated.append((monotonic(), weakref.ref(code)))
+    _torch.forget_decisions(code)
+    cold[id(code)] = weakref.ref(code)
 
 
 def catch_up() -> None:
-    """Resets what was put off and is no longer in use. Called where a thread has left the engine."""
-    for ident, reference in list(put_off.items()):
+    """Takes out what nobody can be about to use any more, and resets what was put off. Called where a miss ends."""
+    _entries.let_go()
+    while outdated and _entries.is_over(outdated[0][0]):
+        try:
+            _, reference = outdated.pop(0)
+        except IndexError:  # another thread was faster
+            break
         code = reference()
-        if code is None or not is_in_use(code):
-            put_off.pop(ident, None)
-            if code is not None:
-                _torch.reset_code(code)
+        if code is not None:
+            _entries.take_out_outdated(code)
+    waiting, put_off[:] = list(put_off), []
+    for code in {reference() for reference in waiting} - {None}:
+        reset(code)  # type: ignore[arg-type] # mypy does not follow the set
 
 
-def is_in_use(code: CodeType) -> bool:
-    """Tells whether torch's C code may hold pointers into the cache of ``code`` in some thread.
+def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
+    """Forgets what torch has noted of earlier calls of ``code``, at the first miss after a reset of it."""
+    reference = cold.pop(id(code), None)
+    if reference is not None and reference() is code:
+        frame_state.clear()
 
-    It does while a miss of it is being answered: then the callback is on that thread's stack, from before its first
-    instruction until after its last. And while Python code runs that torch's look-up calls.
-    """
-    from . import _miss
 
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is callback_code:
-                missed = frame.f_locals.get("frame")
-                if missed is None or missed.f_code is code:
-                    return True
-            elif _torch.is_inside_a_look_up(frame.f_code):
-                return True
-            frame = frame.f_back
-    for reference in list(_miss.returned.values()):
-        guarded = reference()
-        if guarded is not None and guarded._safecompile_code is code and guarded.guard_manager.cache_entry is None:
-            return True
-    return False
+def _is_in_a_miss() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not callback_code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def patches_of_reset(module: ModuleType) -> list[Patch]:
@@ -65,8 +90,8 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_reset_code(code: Any) -> None:
-        if isinstance(code, CodeType) and is_in_use(code):
-            put_off[id(code)] = weakref.ref(code)
+        if isinstance(code, CodeType):
+            reset(code)
         else:
             original(code)
 
@@ -74,7 +99,7 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
-    """Returns the patch that keeps, over a reset, what torch notes of the entries that were put off."""
+    """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
     # Without the note, the next miss of such a function raises KeyError when torch asks why the entry did not fit.
     from . import _miss
 
@@ -83,10 +108,10 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_clear() -> None:
+        codes = {reference() for reference in (*put_off, *(reference for _, reference in outdated))} - {None}
         original()
-        for reference in list(put_off.values()):
-            code = reference()
-            for entry in _torch.cache_entries(code) if code is not None else ():
+        for code in codes:
+            for entry in _torch.cache_entries(code):  # type: ignore[arg-type] # mypy does not follow the set
                 if entry.code is not None:
                     noted[entry.code] = code
         for weak in list(_miss.returned.values()):

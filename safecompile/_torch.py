@@ -53,19 +53,54 @@ def cache_entries(code: CodeType) -> list[Any]:
     return list(_debug_get_cache_entry_list(code))
 
 
-def is_inside_a_look_up(code: CodeType) -> bool:
-    """Tells whether ``code`` is Python that torch's C code runs while it holds pointers into a function's cache."""
-    # A guard in Python. From torch 2.13 on also: the state of ``random`` is put back around the callback.
-    if code.co_name == "<lambda>":
-        return code.co_filename == getattr(sys.modules.get(GUARDS), "__file__", None)
-    return code.co_name in ("getstate", "setstate", "_patched_setstate")
-
-
 def reset_code(code: CodeType) -> None:
     """Frees what torch knows of ``code``, compiled versions included."""
     from torch._C._dynamo import eval_frame
 
     eval_frame.reset_code(code)
+
+
+def forget_decisions(code: CodeType) -> None:
+    """Has torch ask again what to do with frames of ``code``, if it was to leave them alone for good."""
+    from torch._C._dynamo import eval_frame
+
+    types = sys.modules["torch._dynamo.types"]
+    ask = types.FrameAction.DEFAULT  # not what FrameExecStrategy() has
+    eval_frame.set_code_exec_strategy(code, types.FrameExecStrategy(ask, ask))
+
+
+def add_failing_guard(guard_manager: Any) -> None:
+    """Adds a guard, in C, that holds for no arguments; no other thread is in the middle of the guards meanwhile."""
+    never, root = ().__contains__, guard_manager.root
+    # torch 2.12+ takes the user's stack too. Drop the other form when min torch > 2.11.
+    more = (None,) if "arg2" in (root.add_lambda_guard.__doc__ or "arg2") else ()
+    # A check, which fails soon, waits for the mutex of these guards, without the GIL. From there to the second call
+    # nothing gives the GIL up, since nothing of it is Python code: so no other check has begun.
+    steps = (functools.partial(root.check, {}), functools.partial(root.add_lambda_guard, never, [_RESET], *more))
+    list(map(functools.partial.__call__, steps))
+
+
+#: What torch logs when a function is compiled again because of a reset.
+_RESET = "torch._dynamo.reset()"
+
+
+def is_live(guard_manager: Any) -> bool:
+    """Tells whether this is not what torch puts in the place of guards that it has taken out."""
+    return not isinstance(guard_manager, sys.modules[GUARDS].DeletedGuardManagerWrapper)
+
+
+def is_taken_out(entry: Any) -> bool:
+    """Tells whether an entry is bare because of a reset."""
+    return getattr(entry.guard_manager, "invalidation_reason", None) == _RESET
+
+
+def take_out(entries: list[Any]) -> None:
+    """Takes guards and code out of entries; no thread may be about to use the code."""
+    # Copies share a guard manager, which forgets its extra_state with the first that goes.
+    states = [entry.guard_manager.extra_state for entry in entries]
+    for entry, state in zip(entries, states, strict=True):
+        if state is not None:
+            state.invalidate(entry, sys.modules[GUARDS].DeletedGuardManagerWrapper(_RESET))
 
 
 def original_codes(utils: Any) -> Any:

@@ -1,0 +1,277 @@
+"""torch._dynamo.reset() while other threads run compiled code: no crash, and the next call compiles."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+import safecompile
+from safecompile import _entries, _reset, _torch
+from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    safecompile.install()
+    yield
+    torch._dynamo.reset()
+
+
+class Slow:
+    """A backend whose compiled code waits until it is let go on, while ``held``; counts compiles."""
+
+    def __init__(self) -> None:
+        self.compiles, self.held = 0, False
+        self.inside, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        self.compiles += 1
+
+        def run(*args: Any) -> Any:
+            if self.held and threading.current_thread() is not threading.main_thread():
+                self.inside.set()
+                assert self.go.wait(30)
+            return graph.forward(*args)
+
+        return run
+
+
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    """One that runs all the time."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            sum(range(100))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def live(code: Any) -> int:
+    managers = [entry.guard_manager for entry in _torch.cache_entries(code)]
+    return sum(_torch.is_live(one) and not _entries.is_outdated(one) for one in managers)
+
+
+def miss() -> None:
+    """Has one miss, at whose end the library catches up."""
+    exec("def f(x):\n    return x + 1", space := {})
+    torch.compile(space["f"], backend="eager")(torch.zeros(2))
+
+
+def test_a_reset_beside_a_call_takes_effect_and_frees_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call compiles; what was compiled before is freed at a later miss; the other thread's result is right."""
+    backend = Slow()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend=backend)
+    compiled(torch.zeros(2))
+    backend.held = True
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(compiled(torch.zeros(2))), daemon=True)
+    thread.start()
+    assert backend.inside.wait(30)
+    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    torch._dynamo.reset()
+    assert live(body.__code__) == 0
+    for _ in range(2):
+        assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert backend.compiles == 2
+    assert manager() is not None
+    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    miss()  # takes it out
+    miss()  # frees it
+    gc.collect()
+    assert manager() is None
+    backend.go.set()
+    thread.join(30)
+    assert results[0].tolist() == [1.0, 1.0]
+    assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert backend.compiles == 2
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_what_dies_by_itself_is_kept_for_a_moment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch invalidates a version when an object that its guards know dies; another thread may be in those guards."""
+
+    def body(x: torch.Tensor, factor: Any) -> torch.Tensor:
+        return x * factor.value
+
+    factor = type("Factor", (), {"value": 2})()
+    torch.compile(body, backend="eager", dynamic=False)(torch.zeros(2), factor)
+    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    del factor
+    gc.collect()
+    assert not _torch.is_live(_torch.cache_entries(body.__code__)[0].guard_manager)
+    assert manager() is not None
+    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    miss()
+    gc.collect()
+    assert manager() is None
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_what_a_reset_leaves_counts_in_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resets beside another thread use none of the eight recompiles up, copies included."""
+    backend = Slow()
+    compiled = torch.compile(a_break, backend=backend, dynamic=False)
+    run_threads([lambda: compiled(torch.zeros(1))] * 4)
+    for count in range(12):
+        monkeypatch.setattr(_entries, "is_over", lambda since: count > 6)
+        before = backend.compiles
+        torch._dynamo.reset()
+        assert compiled(torch.zeros(1)).tolist() == [2.0]
+        assert backend.compiles == before + 2
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up goes through a bounded number of outdated versions; what comes on top is reset later."""
+    monkeypatch.setattr(_reset, "OUTDATED_AT_MOST", 3)
+    monkeypatch.setattr(_entries, "is_over", lambda since: False)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend="eager")
+    for _ in range(8):
+        compiled(torch.zeros(2))
+        torch._dynamo.reset()
+    assert len(_torch.cache_entries(body.__code__)) <= 5
+    assert _reset.put_off
+    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    miss()
+    miss()
+    assert not _reset.put_off
+    assert live(body.__code__) == 0
+    assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_a_reset_forgets_what_torch_has_decided() -> None:
+    """After a reset beside another thread: no dimension is dynamic, and a function over its limit is compiled."""
+    backend = Slow()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend=backend)
+    for size in (2, 3):
+        compiled(torch.zeros(size))
+    assert backend.compiles == 2
+    torch._dynamo.reset()
+    for size, compiles in ((2, 3), (3, 4), (4, 4)):  # static, then dynamic, as the first time
+        compiled(torch.zeros(size))
+        assert backend.compiles == compiles
+    skipped = torch.compile(body, backend=backend, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for size in (2, 3, 4):
+            skipped(torch.zeros(size))
+    torch._dynamo.reset()
+    before = backend.compiles
+    skipped(torch.zeros(5))
+    assert backend.compiles == before + 1
+
+
+@torch.compiler.disable
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def a_break(x: torch.Tensor) -> torch.Tensor:
+    x = plain(x + 1 if torch.compiler.is_compiling() else x)
+    return x + 1 if torch.compiler.is_compiling() else x
+
+
+def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
+    """With one Python thread alive no entry is left, bare or not."""
+    done = in_fresh_process(
+        """
+        import os, torch, torch._dynamo, safecompile
+        from safecompile import _reset, _torch
+        def body(x):
+            return x + 1
+        compiled = safecompile.safe_compile(body, backend="eager")
+        compiled(torch.zeros(2))
+        torch._dynamo.reset()
+        assert not _torch.cache_entries(body.__code__) and not _reset.outdated
+        compiled(torch.zeros(2))
+        os._exit(0)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reset_in_the_middle_of_a_miss_frees_nothing() -> None:
+    """While a thread compiles a function, a reset frees nothing of it; the compile ends, its result is right."""
+    backend = ParkedBackend()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend=backend)
+
+    def reset() -> None:
+        backend.wait_parked()
+        _reset.reset(body.__code__)  # torch's own reset waits for the lock
+        backend.release()
+
+    results = run_threads([lambda: compiled(torch.zeros(2)), reset])
+    assert results[0].tolist() == [1.0, 1.0]
+
+
+LOOP = """
+    import os, sys, threading, time
+    import torch, torch._dynamo
+    if os.environ["SIDE"] == "safe":
+        import safecompile.patch_all
+    torch._dynamo.config.recompile_limit = 10000
+    compiled = torch.compile(lambda x: x.sin() + x.shape[0], backend="eager", dynamic=False)
+    stop = time.time() + float(os.environ["SECONDS_"])
+    wrong = []
+    def call(k):
+        torch._dynamo.config.recompile_limit = 10000
+        i = 0
+        while time.time() < stop:
+            n, i = 2 + (i * 7 + k) % 6, i + 1
+            if compiled(torch.zeros(n))[0].item() != n:
+                wrong.append(n)
+    threads = [threading.Thread(target=call, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    while time.time() < stop:
+        torch._dynamo.reset()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    print("wrong" if wrong else "right", flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_loop_of_resets_beside_calls() -> None:
+    """Three threads call for seconds while the main thread resets: the process lives, each result is right."""
+    done = in_fresh_process(LOOP, SIDE="safe", SECONDS_="4")
+    assert (done.returncode, done.stdout.strip()) == (0, "right"), done.stderr[-2000:]
+
+
+def test_plain_torch_crashes_in_such_a_loop() -> None:
+    """Red twin: in one of five runs at least."""
+    for _ in range(5):
+        done = in_fresh_process(LOOP, SIDE="plain", SECONDS_="4")
+        if done.returncode < 0 or done.stdout.strip() == "wrong":
+            return
+    pytest.fail("plain torch lived through it")
