@@ -81,12 +81,13 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
 
 def outdate(guard_manager: Any) -> None:
     """Has the guards never hold again. Frees nothing: another thread may be about to use the entry."""
-    _torch.add_failing_guard(guard_manager)
+    if _torch.is_live(guard_manager):
+        _torch.add_failing_guard(guard_manager)
     guard_manager.__dict__["_safecompile_outdated"] = monotonic()
 
 
 def is_outdated(guard_manager: Any) -> bool:
-    """Tells whether :func:`outdate` was called for it."""
+    """Tells whether the entry is from before a reset: it fits no call, and counts in no limit."""
     return "_safecompile_outdated" in getattr(guard_manager, "__dict__", {})
 
 
@@ -95,16 +96,29 @@ def take_out_outdated(code: CodeType) -> None:
     due = [
         entry
         for entry in _torch.cache_entries(code)
-        if is_outdated(entry.guard_manager) and is_over(entry.guard_manager.__dict__["_safecompile_outdated"])
+        if is_outdated(manager := entry.guard_manager)
+        and _torch.is_live(manager)
+        and is_over(manager.__dict__["_safecompile_outdated"])
     ]
-    for entry in due:
-        keep(entry)
-    _torch.take_out(due)
+    # Copies share a guard manager, which forgets its extra_state with the first that goes.
+    for entry, state in [(entry, entry.guard_manager.extra_state) for entry in due]:
+        if state is not None:
+            keep(entry)
+            manager = entry.guard_manager
+            _becomes(manager, _torch.take_out(entry, state))
+
+
+def _becomes(guard_manager: Any, bare: Any) -> None:
+    """Hands on what a bare entry must still have. It fits no call."""
+    if is_outdated(guard_manager):
+        outdate(bare)
+    # torch 2.7: a look-up compares the backend of bare entries too, to which they have a pointer and no reference.
+    bare.__dict__["_safecompile_backend"] = what_for(guard_manager)
 
 
 def without_copies(entries: list[Any]) -> list[Any]:
-    """Returns ``entries`` with one only for each guard manager, and none that a reset has taken out."""
-    there = [entry for entry in entries if not is_outdated(entry.guard_manager) and not _torch.is_taken_out(entry)]
+    """Returns ``entries`` with one only for each guard manager, and none from before a reset."""
+    there = [entry for entry in entries if not is_outdated(entry.guard_manager)]
     return list({id(entry.guard_manager): entry for entry in reversed(there)}.values())[::-1]
 
 
@@ -157,6 +171,8 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
         if entry is not None:
             keep(entry)
         result = original(self, *args, **kwargs)
+        if not _torch.is_live(getattr(self, "guard_manager", None)):
+            _becomes(shared, self.guard_manager)
         code = copies_of() if copies_of is not None else None
         if code is not None and extra_state is not None:
             for copied in _torch.cache_entries(code):

@@ -41,9 +41,9 @@ def reset(code: CodeType) -> None:
     if _torch.one_thread_is_alive() and not _is_in_a_miss():
         _torch.reset_code(code)
         return
-    there = {id(one): one for entry in _torch.cache_entries(code) if _torch.is_live(one := entry.guard_manager)}
+    there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch.cache_entries(code))}
     new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
-    if len(there) > OUTDATED_AT_MOST + len(new):
+    if sum(map(_torch.is_live, there.values())) > OUTDATED_AT_MOST + len(new):
         put_off.append(weakref.ref(code))
         return
     for manager in new:

@@ -89,18 +89,11 @@ def is_live(guard_manager: Any) -> bool:
     return not isinstance(guard_manager, sys.modules[GUARDS].DeletedGuardManagerWrapper)
 
 
-def is_taken_out(entry: Any) -> bool:
-    """Tells whether an entry is bare because of a reset."""
-    return getattr(entry.guard_manager, "invalidation_reason", None) == _RESET
-
-
-def take_out(entries: list[Any]) -> None:
-    """Takes guards and code out of entries; no thread may be about to use the code."""
-    # Copies share a guard manager, which forgets its extra_state with the first that goes.
-    states = [entry.guard_manager.extra_state for entry in entries]
-    for entry, state in zip(entries, states, strict=True):
-        if state is not None:
-            state.invalidate(entry, sys.modules[GUARDS].DeletedGuardManagerWrapper(_RESET))
+def take_out(entry: Any, extra_state: Any) -> Any:
+    """Takes guards and code out of an entry, whose code no thread may be about to use; returns what it has instead."""
+    deleted = sys.modules[GUARDS].DeletedGuardManagerWrapper(_RESET)
+    extra_state.invalidate(entry, deleted)
+    return deleted
 
 
 def original_codes(utils: Any) -> Any:

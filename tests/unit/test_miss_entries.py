@@ -37,7 +37,8 @@ def resume_codes(function: Any) -> list[CodeType]:
 
 def live_entries(codes: list[CodeType]) -> list[Any]:
     entries = [entry for code in codes for entry in _torch.cache_entries(code)]
-    return [entry for entry in entries if "Deleted" not in type(entry.guard_manager).__name__]
+    managers = [entry.guard_manager for entry in entries]
+    return [one for one in managers if _torch.is_live(one) and not _entries.is_outdated(one)]
 
 
 @torch.compiler.disable

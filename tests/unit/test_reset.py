@@ -124,6 +124,26 @@ def test_what_dies_by_itself_is_kept_for_a_moment_too(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("another_thread")
+def test_a_bare_entry_keeps_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch 2.7 a look-up compares the backend of bare entries too, to which C has a pointer and no reference."""
+    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    backend = Slow()
+    torch.compile(body, backend=backend)(torch.zeros(2))
+    torch._dynamo.reset()
+    miss()
+    miss()
+    alive = weakref.ref(backend)
+    del backend
+    gc.collect()
+    assert alive() is not None
+    torch.compile(body, backend=Slow())(torch.zeros(2))
+
+
+@pytest.mark.usefixtures("another_thread")
 def test_what_a_reset_leaves_counts_in_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resets beside another thread use none of the eight recompiles up, copies included."""
     backend = Slow()
