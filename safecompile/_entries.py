@@ -45,15 +45,16 @@ def let_go() -> None:
 
 
 def is_over(since: float) -> bool:
-    """Tells whether a step of a look-up that was under way at ``since`` (monotonic seconds) has ended.
+    """Tells whether a step of a look-up or of a publication that was under way at ``since`` has ended.
 
-    It takes microseconds, and a wait for the GIL: five milliseconds at most for each thread that wants it too.
+    It takes microseconds, and seldom a wait for the GIL: five milliseconds for each thread that wants it too. ``since``
+    is in monotonic seconds.
     """
     return since + GRACE_S + 0.02 * _thread._count() < monotonic()
 
 
-#: Seconds that a step of a look-up takes at most, if nobody else wants the GIL.
-GRACE_S: Final = 0.25
+#: Seconds that such a step takes at most, if nobody else wants the GIL.
+GRACE_S: Final = 0.05
 
 
 def made_for(guard_manager: Any, backend: Any, region: int) -> None:

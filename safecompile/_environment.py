@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ._errors import InstallError
+from ._errors import InstallError, SafeCompileError
 
 
 def is_disabled() -> bool:
@@ -16,6 +16,18 @@ def is_disabled() -> bool:
 def is_strict() -> bool:
     """Tells whether ``SAFECOMPILE_STRICT`` makes every family required."""
     return os.environ.get("SAFECOMPILE_STRICT", "0") not in ("", "0")
+
+
+def cuda_graph_threads() -> int:
+    """Returns how many threads may have CUDA graphs of their own: ``SAFECOMPILE_CUDA_GRAPH_THREADS``, or 16."""
+    text = os.environ.get("SAFECOMPILE_CUDA_GRAPH_THREADS", "16")
+    if not text.isdecimal():
+        msg = (
+            f"SAFECOMPILE_CUDA_GRAPH_THREADS is {text!r}, which is no number of threads: set it to a whole number, "
+            "0 for no CUDA graphs."
+        )
+        raise SafeCompileError(msg)
+    return int(text)
 
 
 def check_gil() -> None:

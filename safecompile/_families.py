@@ -42,6 +42,7 @@ def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied."""
     from . import (
         _callback,
+        _cuda_graphs,
         _data_parallel,
         _entries,
         _flex,
@@ -56,6 +57,7 @@ def all_families() -> list[Family]:
         _stance,
         _state,
     )
+    from . import _torch_cuda_graphs as graphs
     from . import _torch_state as state
 
     return [
@@ -117,6 +119,14 @@ def all_families() -> list[Family]:
             [
                 Part(_torch.EVAL_FRAME, _data_parallel.patches_of_eval_frame),
                 Part(_torch.MODULE, _data_parallel.patches_of_module),
+            ],
+        ),
+        Family(
+            "cuda graphs",
+            [
+                Part(graphs.CUDAGRAPH_TREES, _cuda_graphs.patches_of_cudagraph_trees),
+                Part(graphs.OUTPUT_CODE, _cuda_graphs.patches_of_backwards),
+                Part(graphs.CUDAGRAPHS_BACKEND, _cuda_graphs.patches_of_backwards),
             ],
         ),
         Family(

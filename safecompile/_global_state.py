@@ -15,7 +15,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from . import _rewrite
+from . import _rewrite, _torch
 from . import _torch_state as host
 from ._patches import AttributePatch, ClosurePatch, CodePatch, Patch
 
@@ -34,7 +34,7 @@ _compile = _Compile()
 
 def began() -> None:
     """Notes who is alive when a compile begins."""
-    _compile.others = _compile.others or threading.active_count() > 1
+    _compile.others = _compile.others or not _torch.one_thread_is_alive()
 
 
 def ended(caller: Any) -> None:
@@ -46,7 +46,7 @@ def ended(caller: Any) -> None:
 
 def alone() -> bool:
     """Tells whether no other thread can have drawn or set anything since this thread's compile began."""
-    return not _compile.others and threading.active_count() == 1
+    return not _compile.others and _torch.one_thread_is_alive()
 
 
 class _OnlyAlone(ast.NodeTransformer):

@@ -74,6 +74,7 @@ def install(*, timeout_s: float = 10.0) -> None:
     if _installed or _environment.is_disabled():
         return
     _environment.check_gil()
+    _environment.cuda_graph_threads()
     importlib.import_module("wrapt")
     families = all_families()
     _wait_for_imports(families)
@@ -338,9 +339,10 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _graph_module, _miss, _patches, _scoped_settings, _slots, _stance
+        from . import _cuda_graphs, _graph_module, _miss, _patches, _scoped_settings, _slots, _stance
 
         _patches.after_fork_in_child()
+        _cuda_graphs.after_fork_in_child()
         _graph_module.after_fork_in_child()
         _scoped_settings.after_fork_in_child()
         _slots.after_fork_in_child()

@@ -276,7 +276,7 @@ def find(callback: Any, frame: Any) -> Any:
     ]
     for entry in [*_torch.cache_entries(code), *about_to_be]:
         made_for = _entries.what_for(entry.guard_manager)
-        if made_for is None:
+        if made_for is None or _entries.is_outdated(entry.guard_manager):
             continue
         if wanted is None:
             wanted = (_torch.backend_of(callback), _torch.region())

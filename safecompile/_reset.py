@@ -32,15 +32,20 @@ put_off: list[weakref.ref[CodeType]] = []
 #: The functions of which torch must forget, at their next miss, which dimensions vary; by id.
 cold: dict[int, weakref.ref[CodeType]] = {}
 
-#: More outdated entries than that cost a look-up too much: it gives the GIL up at each.
-OUTDATED_AT_MOST: Final = 16
+#: The functions in which entries are left, for the next reset to find.
+left: dict[int, weakref.ref[CodeType]] = {}
+
+#: More outdated entries than that cost a miss too much: it gives the GIL up at each.
+OUTDATED_AT_MOST: Final = 64
 
 
 def reset(code: CodeType) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
     if _torch.one_thread_is_alive() and not _is_in_a_miss():
         _torch.reset_code(code)
+        left.pop(id(code), None)
         return
+    left[id(code)] = weakref.ref(code)
     there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch.cache_entries(code))}
     new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
     if sum(map(_torch.is_live, there.values())) > OUTDATED_AT_MOST + len(new):
@@ -100,7 +105,8 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
-    # Without the note, the next miss of such a function raises KeyError when torch asks why the entry did not fit.
+    # Without these notes the next miss of such a function raises KeyError when torch asks why an entry did not fit, and
+    # no later reset finds the function.
     from . import _miss
 
     noted = _torch.original_codes(module)
@@ -108,10 +114,14 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_clear() -> None:
-        codes = {reference() for reference in (*put_off, *(reference for _, reference in outdated))} - {None}
         original()
-        for code in codes:
-            for entry in _torch.cache_entries(code):  # type: ignore[arg-type] # mypy does not follow the set
+        for ident, reference in list(left.items()):
+            code = reference()
+            if code is None:
+                left.pop(ident, None)
+                continue
+            _torch.note_for_resets(code)
+            for entry in _torch.cache_entries(code):
                 if entry.code is not None:
                     noted[entry.code] = code
         for weak in list(_miss.returned.values()):

@@ -96,6 +96,11 @@ def take_out(entry: Any, extra_state: Any) -> Any:
     return deleted
 
 
+def note_for_resets(code: CodeType) -> None:
+    """Has the next ``torch._dynamo.reset()`` reset ``code``, which the present one has crossed off."""
+    sys.modules[CONVERT_FRAME].input_codes.add(code)
+
+
 def original_codes(utils: Any) -> Any:
     """Returns torch's weak dictionary from the compiled code of each entry to the function's own code."""
     return utils.orig_code_map
@@ -176,8 +181,17 @@ def graphs_compiled() -> int:
 
 
 def one_thread_is_alive() -> bool:
-    """Tells whether no other Python thread runs."""
-    return threading.active_count() == 1
+    """Tells whether no other Python thread runs, but for helpers that never run code of the user's."""
+    if threading.active_count() == 1:
+        return True
+    me = threading.current_thread()
+    return all(one is me or _is_a_helper(one) for one in threading.enumerate())
+
+
+def _is_a_helper(thread: threading.Thread) -> bool:
+    # Inductor reads what its compile workers send in a thread, and tqdm, which it imports, looks at progress bars.
+    home = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    return home.startswith("torch._inductor.") or type(thread).__module__ == "tqdm._monitor"
 
 
 def global_settings() -> tuple[Any, ...]:

@@ -9,12 +9,15 @@ from typing import Any
 
 #: Every module of torch that some release of it has and that a patch may touch.
 PATCHED_MODULES = (
+    "torch._dynamo.backends.cudagraphs",
     "torch._dynamo.convert_frame",
     "torch._dynamo.eval_frame",
     "torch._dynamo.guards",
     "torch._functorch._aot_autograd.runtime_wrappers",
     "torch._higher_order_ops.flex_attention",
     "torch._higher_order_ops.utils",
+    "torch._inductor.cudagraph_trees",
+    "torch._inductor.output_code",
     "torch.fx._lazy_graph_module",
     "torch.fx._symbolic_trace",
     "torch.fx.experimental.proxy_tensor",

@@ -72,7 +72,9 @@ PROGRAM = """
         assert torch.equal(f(x), x.sin() + 1)
         import torch.nn.attention.flex_attention, torch._functorch.aot_autograd
         assert layers() == [int(want), int(want)], layers()
-        assert set(installer.state().values()) == ({{"on"}} if want else {{"off: not installed"}}), installer.state()
+        state = installer.state()
+        assert not want or state.pop("cuda graphs") in ("on", "waiting"), state  # for Inductor, a slow import
+        assert set(state.values()) == ({{"on"}} if want else {{"off: not installed"}}), state
         safecompile.uninstall()
         assert layers() == [0, 0], layers()
         assert torch.equal(f(torch.ones(3)), torch.ones(3).sin() + 1)

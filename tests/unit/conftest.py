@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch._dynamo
 
-from safecompile import install, uninstall
+from safecompile import install, is_installed, uninstall
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Frees what a reset beside other threads (pytest's own timer is one) has left, once the patches are out."""
+    yield
+    if not is_installed():
+        torch._dynamo.reset()
 
 
 @pytest.fixture(params=["safe", "plain"])

@@ -75,17 +75,29 @@ def check_everything_is_back(where: str) -> None:
     assert _torch.autograd_multithreading(), f"struck at {where}: autograd has no worker threads"
 
 
+@pytest.fixture
+def reset(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A reset that leaves no bare entries, which are more lines to go through, though pytest has a timer thread."""
+
+    def reset() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(_torch, "one_thread_is_alive", lambda: True)
+            torch.compiler.reset()
+
+    return reset
+
+
 def a_new_function(body: str = "x + 1") -> Any:
-    """Returns a function whose code has never been compiled: a reset beside other threads leaves bare entries."""
+    """Returns a function whose code has never been compiled."""
     space: dict[str, Any] = {}
     exec(f"def function(x):\n    return {body}", space)
     return space["function"]
 
 
-def test_an_exception_at_any_line_of_a_leader() -> None:
+def test_an_exception_at_any_line_of_a_leader(reset: Any) -> None:
     """Wherever it strikes the thread that compiles: everything is as before, and the next call is right."""
     for at in range(1, 500):
-        torch.compiler.reset()
+        reset()
         compiled = torch.compile(a_new_function(), backend="eager")
         x = torch.zeros(2)
         try:
@@ -101,10 +113,10 @@ def test_an_exception_at_any_line_of_a_leader() -> None:
     pytest.fail("the exceptions did not reach the end of the call")
 
 
-def test_an_exception_at_any_line_of_a_follower() -> None:
+def test_an_exception_at_any_line_of_a_follower(reset: Any) -> None:
     """Wherever it strikes a thread that waits: everything is as before, its next call and the leader's are right."""
     for at in range(1, 500):
-        torch.compiler.reset()
+        reset()
         backend = ParkedBackend()
         compiled = torch.compile(a_new_function(), backend=backend)
         where: list[str] = []
@@ -131,10 +143,10 @@ def test_an_exception_at_any_line_of_a_follower() -> None:
     pytest.fail("the exceptions did not reach the end of the call")
 
 
-def test_an_exception_at_any_line_of_a_backward() -> None:
+def test_an_exception_at_any_line_of_a_backward(reset: Any) -> None:
     """Wherever it strikes the first backward: everything is as before, and the next forward and backward are right."""
     for at in range(1, 200):
-        torch.compiler.reset()
+        reset()
         compiled = torch.compile(a_new_function("x.sin()"), backend="aot_eager")
         out = compiled(torch.zeros(2, requires_grad=True)).sum()
         try:

@@ -220,12 +220,15 @@ def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
     """With one Python thread alive no entry is left, bare or not."""
     done = in_fresh_process(
         """
-        import os, torch, torch._dynamo, safecompile
+        import os, threading, torch, torch._dynamo, safecompile
         from safecompile import _reset, _torch
         def body(x):
             return x + 1
         compiled = safecompile.safe_compile(body, backend="eager")
         compiled(torch.zeros(2))
+        from torch._inductor.compile_worker import subproc_pool
+        subproc_pool.SubprocPool(1)  # with a thread to hear from its workers
+        assert threading.active_count() > 1
         torch._dynamo.reset()
         assert not _torch.cache_entries(body.__code__) and not _reset.outdated
         compiled(torch.zeros(2))

@@ -1,0 +1,305 @@
+"""CUDA graphs (``mode="reduce-overhead"``) from any thread: each has trees of graphs, and memory, of its own.
+
+torch keeps a tree of graphs, with one pool of memory, for the thread in which it imported its module, and binds each
+compiled function to the tree of the thread that called it first. In another thread the first call fails, or worse: it
+replays into the memory in which that thread's outputs are (2.7-2.14; from 2.13 on new threads begin trees of their
+own, and from 2.15 on functions do). Here a function looks up the tree of the thread that calls. A backward that runs
+on one of autograd's workers uses the tree of the thread that called ``backward()``, as torch means it to.
+
+What counts as a new iteration, in which older outputs may be overwritten, is counted for each thread: a compiled call
+of another thread is none, nor is its ``cudagraph_mark_step_begin()``.
+
+A warm-up and a capture need the device for themselves: two captures collide, and ``torch.cuda.synchronize()`` of
+another thread ends a capture with an error (2.11). So there is a gate for each device, held over a warm-up or a capture
+and never over a replay. Whoever holds it waits for no other thread. ``SAFECOMPILE_CUDA_GRAPH_THREADS`` (16) threads at
+most have graphs; the others run the same compiled code without.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from . import _environment, _events, _rewrite, _torch
+from . import _torch_cuda_graphs as host
+from ._patches import AttributePatch, CodePatch, Patch
+
+#: Seconds for which ``torch.cuda.synchronize()`` waits for another thread's capture, which takes milliseconds.
+CAPTURE_S: Final = 10.0
+
+_CALLS, _WAIT = "__safecompile_calls__", "__safecompile_wait_for_captures__"
+
+
+class _Count:
+    """How many top-level compiled calls a thread has made, and how often it has marked the beginning of a step."""
+
+    __slots__ = ("calls", "steps")
+
+    def __init__(self) -> None:
+        self.calls = self.steps = 0
+
+
+class _Calls(threading.local):
+    """This thread's count."""
+
+    def __init__(self) -> None:
+        self.count = _Count()
+
+
+_calls = _Calls()
+
+
+class Trees:
+    """What one thread has of CUDA graphs, under torch's names; in the thread-local store that autograd passes on."""
+
+    KEY: Final = "safecompile_cuda_graph_trees"
+
+    def __init__(self, containers: Any, locks: Any) -> None:
+        self.tree_manager_containers, self.tree_manager_locks = containers, locks
+        self.thread, self.count = threading.current_thread(), _calls.count
+        self.functions: list[weakref.ref[_Function]] = []
+
+    def are_over(self) -> bool:
+        """Tells whether the thread has ended and nobody holds an output of its graphs."""
+        return not self.thread.is_alive() and not any(map(host.has_live_outputs, self.managers()))
+
+    def end(self) -> None:
+        """Frees the graphs, tensors that torch has cached for them first: it notes their addresses."""
+        for manager in self.managers():
+            with gate("use", host.device_of(manager, ())):
+                manager.shutdown()
+        for reference in self.functions:
+            function = reference()
+            if function is not None:
+                function.replays.pop(self, None)
+
+    def managers(self) -> list[Any]:
+        """Returns torch's tree managers, one for each device at most."""
+        found = [container.tree_manager for container in list(self.tree_manager_containers.values())]
+        return [manager for manager in found if manager is not None]
+
+
+#: The trees of all threads, ended ones too while their outputs live.
+_all: list[Trees] = []
+_beginning = threading.Lock()
+_told = False
+
+_gates: dict[tuple[str, int], Any] = {}
+
+
+def gate(kind: str, device: int) -> Any:
+    """Returns the reentrant lock of a device: ``"use"`` for warm-ups and captures, ``"capture"`` for captures."""
+    found = _gates.get((kind, device))
+    return _gates.setdefault((kind, device), threading.RLock()) if found is None else found
+
+
+def trees_of_this_call() -> Trees | None:
+    """Returns the trees of the calling thread, or on an autograd worker of the one that called ``backward()``.
+
+    None if no more threads may have graphs, or on a worker, if the thread that it works for has none.
+    """
+    mine: Trees | None = host.in_thread(Trees.KEY)
+    if mine is not None or _torch.in_backward():
+        return mine
+    return _begin()
+
+
+def _begin() -> Trees | None:
+    global _told
+    with _beginning:
+        over = [one for one in _all if one.are_over()]
+        for one in over:
+            _all.remove(one)
+    for one in over:
+        one.end()
+    with _beginning:
+        most = _environment.cuda_graph_threads()
+        if sum(one.thread.is_alive() for one in _all) < most:
+            mine = Trees(*host.containers_of_this_thread())
+            host.set_in_thread(Trees.KEY, mine)
+            _all.append(mine)
+            return mine
+    if not _told:
+        _told = True
+        _events.log.warning(
+            "%r runs without CUDA graphs, and so does each further thread: %d threads have them, and each needs memory "
+            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more.",
+            threading.current_thread().name,
+            most,
+        )
+    return None
+
+
+class _Function:
+    """A compiled function with CUDA graphs: what each thread replays for it. Frees them when it dies."""
+
+    def __init__(self, make: Callable[[], Any], without: Any) -> None:
+        self.make, self.without = make, without
+        self.replays: dict[Trees, Any] = {}
+
+    def __call__(self, inputs: Any) -> Any:
+        mine = trees_of_this_call()
+        if mine is None:
+            return self.without(inputs)
+        replay = self.replays.get(mine)
+        if replay is None:
+            replay = self.replays[mine] = self.make()
+            # No callbacks: they would run inside compiled calls, where Dynamo compiles them.
+            mine.functions = [one for one in mine.functions if one() is not None] + [weakref.ref(self)]
+        return replay(inputs)
+
+
+class _ManagerOfTheCall:
+    """Stands for the tree manager that torch binds to a backward which runs without graphs: whose ever it is."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def set_to_running_backward(self) -> None:
+        """Tells the manager of the thread whose backward this is, if it has one."""
+        mine = trees_of_this_call()
+        container = None if mine is None else mine.tree_manager_containers.get(self.device)
+        if container is not None and container.tree_manager is not None:
+            container.tree_manager.set_to_running_backward()
+
+
+class _OfTheCall(ast.NodeTransformer):
+    """Puts :class:`_ManagerOfTheCall` in the place of a manager that is looked up when a backward is compiled."""
+
+    NAME: Final = "__safecompile_manager_of_the_call__"
+    changed = False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) != "torch._inductor.cudagraph_trees.get_manager":
+            return node
+        self.changed = True
+        name = ast.copy_location(ast.Name(self.NAME, ast.Load()), node.func)
+        return ast.copy_location(ast.Call(name, node.args[:1], []), node)
+
+
+def patches_of_backwards(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the modules that bind a manager to a backward; changes nothing."""
+    found: list[Patch] = [AttributePatch(module, _OfTheCall.NAME, _ManagerOfTheCall, new=True)]
+    for function in host.binds_a_manager(module):
+        change = _OfTheCall()
+        found.append(CodePatch(function, _rewrite.recompiled(function, change.visit)))
+        if not change.changed:
+            msg = f"a call of get_manager in {function.__qualname__}"
+            raise LookupError(msg)
+    return found
+
+
+def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
+    """Returns the patches that give each thread its trees, and captures the device; changes nothing."""
+    original_get_obj, original_impl = module.get_obj, module.cudagraphify_impl
+    manager, node, switch = module.CUDAGraphTreeManager, module.CUDAGraphNode, module._set_cached_tensors_enabled
+
+    @functools.wraps(original_get_obj)
+    def _patched_get_obj(local: Any, name: str) -> Any:
+        mine = trees_of_this_call()
+        return original_get_obj(local, name) if mine is None else getattr(mine, name)
+
+    @functools.wraps(original_impl)
+    def _patched_cudagraphify_impl(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        ints = [one if isinstance(one, int) else None for one in inputs]  # all that torch looks at here
+
+        return _Function(lambda: original_impl(model, list(ints), *args, **kwargs), model)
+
+    @functools.wraps(module.mark_step_begin)
+    def _patched_mark_step_begin() -> None:
+        _calls.count.steps -= 1
+
+    def count() -> _Count:
+        mine = trees_of_this_call()
+        return _calls.count if mine is None else mine.count
+
+    def get_curr_generation() -> int:
+        return count().steps or count().calls
+
+    def user_invoked_mark_step() -> bool:
+        return count().steps != 0
+
+    @functools.wraps(switch)
+    def _patched_switch(enabled: bool) -> None:
+        mine = trees_of_this_call()
+        if enabled or not any(one.managers() for one in list(_all) if one is not mine):
+            switch(enabled)
+
+    return [
+        AttributePatch(module, "get_obj", _patched_get_obj),
+        AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
+        AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
+        AttributePatch(module, "_set_cached_tensors_enabled", _patched_switch),
+        AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
+        AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
+        AttributePatch(manager, "__init__", _gated(manager.__init__, ("use", "capture"))),
+        AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
+        AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
+        AttributePatch(node, "_record", _gated(node._record, ("capture",))),
+        *_patches_of_synchronize(sys.modules[host.CUDA]),
+        *_patches_of_count(sys.modules[host.MUTATION_GUARD]),
+    ]
+
+
+def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = host.device_of(self, args)
+        locks = [gate(kind, device) for kind in kinds]
+        for lock in locks:
+            lock.acquire()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            for lock in reversed(locks):
+                lock.release()
+
+    return method
+
+
+def wait_for_captures(device: Any = None) -> None:
+    """Returns when no other thread captures on ``device`` (None: the current one), or after ten seconds."""
+    lock = _gates.get(("capture", host.index_of(device))) if _gates else None
+    if lock is not None and lock.acquire(timeout=CAPTURE_S):
+        lock.release()
+
+
+class _Before(ast.NodeTransformer):
+    """Puts a statement in front of the body of a function, behind its docstring."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        first = node.body[1]
+        node.body.insert(1, ast.parse(self.text).body[0])
+        for part in ast.walk(node.body[1]):
+            ast.copy_location(part, first)
+        return node
+
+
+def _patches_of_synchronize(module: ModuleType) -> list[Patch]:
+    function = module.synchronize
+    code = _rewrite.recompiled(function, _Before(f"{_WAIT}(device)").visit)
+    return [AttributePatch(module, _WAIT, wait_for_captures, new=True), CodePatch(function, code)]
+
+
+def _patches_of_count(module: ModuleType) -> list[Patch]:
+    # It runs at each top-level compiled call, and adds some 50 ns, in programs that use CUDA graphs only.
+    function = module.install_generation_tagging_init
+    code = _rewrite.recompiled(function, _Before(f"{_CALLS}.count.calls += 1").visit)
+    return [AttributePatch(module, _CALLS, _calls, new=True), CodePatch(function, code)]
+
+
+def after_fork_in_child() -> None:
+    """Forgets the gates of the parent's other threads. A forked child can't use CUDA anyway."""
+    global _beginning
+    _beginning = threading.Lock()
+    _gates.clear()

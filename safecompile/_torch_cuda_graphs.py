@@ -1,0 +1,105 @@
+"""The private names of torch's CUDA graph trees. As :mod:`._torch`, it only names and tells."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections import defaultdict
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
+MUTATION_GUARD = "torch._dynamo.mutation_guard"
+CUDA = "torch.cuda"
+OUTPUT_CODE = "torch._inductor.output_code"
+CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
+
+
+def in_thread(key: str) -> Any:
+    """Returns what is kept for this thread under ``key``, or None. Autograd passes it on to its workers."""
+    import torch
+
+    return torch._C._get_obj_in_tls(key) if torch._C._is_key_in_tls(key) else None
+
+
+def set_in_thread(key: str, value: Any) -> None:
+    """Keeps ``value`` for this thread and for the backwards that it calls."""
+    import torch
+
+    if _store_takes_no_reference():
+        _one_reference_more(value)
+    torch._C._stash_obj_in_tls(key, value)
+
+
+@functools.cache
+def _store_takes_no_reference() -> bool:
+    # torch 2.7-2.12: it drops one all the same when the thread ends, so what it held is freed under others (a crash in
+    # plain torch, seen on 2.7.1 and 2.11.0). Drop when min torch > 2.12.
+    import torch
+
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls("safecompile_probe", probe)
+    takes_none = sys.getrefcount(probe) == before
+    if takes_none:
+        _one_reference_more(probe)
+    return takes_none
+
+
+def _one_reference_more(value: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def containers_of_this_thread() -> tuple[Any, Any]:
+    """Returns torch's containers of tree managers and their locks, by device: this thread's, or else new ones."""
+    import torch._inductor.cudagraph_trees as trees
+
+    names = ("tree_manager_containers", "tree_manager_locks")
+    found: tuple[Any, Any] = ({}, defaultdict(threading.Lock))
+    if all(hasattr(trees.local, name) for name in names):
+        found = (trees.local.tree_manager_containers, trees.local.tree_manager_locks)
+        for value in found if _store_takes_no_reference() else ():
+            _one_reference_more(value)  # torch has stored it at its import
+        return found
+    for name, value in zip(names, found, strict=True):
+        set_in_thread(name, value)
+    return found
+
+
+def binds_a_manager(module: ModuleType) -> list[FunctionType]:
+    """Returns the functions of a module that bind the tree manager of the thread that compiles a backward."""
+    # torch 2.7: in cudagraph_post_compile itself. Drop that name when min torch > 2.7.
+    names = ("maybe_handle_backward_generation", "cudagraph_post_compile", "cudagraphs")
+    found = [getattr(module, name, None) for name in names]
+    return [one for one in found if isinstance(one, FunctionType) and _uses(one.__code__, "get_manager")]
+
+
+def _uses(code: CodeType, name: str) -> bool:
+    return name in code.co_names or any(_uses(one, name) for one in code.co_consts if isinstance(one, CodeType))
+
+
+def device_of(self: Any, args: tuple[Any, ...]) -> int:
+    """Returns the device of a tree manager, of one that is being made, or of a node."""
+    for name in ("device_index", "device"):
+        if name in vars(self):
+            return index_of(getattr(self, name))
+    return index_of(args[0])
+
+
+def index_of(device: Any) -> int:
+    """Returns the number of a CUDA device: the current one for None."""
+    import torch
+
+    if isinstance(device, int):
+        return device
+    if device is None:
+        return torch.cuda.current_device()
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def has_live_outputs(manager: Any) -> bool:
+    """Tells whether somebody holds an output of the graphs that ran last."""
+    return bool(manager.live_cudagraph_pool_storages_in_curr_execution())

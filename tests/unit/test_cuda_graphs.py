@@ -1,0 +1,175 @@
+"""CUDA graphs by thread, with tree managers that capture nothing: tests/gpu/cuda_graphs.py has the real ones.
+
+torch's own module runs; only its tree manager, which needs a GPU, is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.cudagraph_trees as cudagraph_trees
+
+import safecompile
+from safecompile import _cuda_graphs
+from tests.helpers.threads import run_threads
+
+TREE_MANAGER = cudagraph_trees.CUDAGraphTreeManager
+
+
+class Manager:
+    """Notes which functions it runs, and in which thread it was made."""
+
+    made: list[Manager]
+
+    def __init__(self, device_index: int, **_: Any) -> None:
+        self.device_index, self.thread = device_index, threading.current_thread()
+        self.runs: list[Any] = []
+        self.live: list[int] = []
+        self.is_shut_down = False
+        Manager.made.append(self)
+
+    def add_function(self, model: Any, inputs: Any, *_: Any) -> tuple[Any, Any]:
+        def replay(inputs: Any) -> Any:
+            self.runs.append(threading.current_thread())
+            return model(inputs)
+
+        cudagraph_trees.get_container(self.device_index).add_strong_reference(replay)
+        return replay, replay(inputs)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def live_cudagraph_pool_storages_in_curr_execution(self) -> list[int]:
+        return self.live
+
+
+@pytest.fixture(autouse=True)
+def managers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
+    safecompile.install()
+    monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)
+    monkeypatch.setattr(_cuda_graphs, "_all", [])
+    monkeypatch.setattr(_cuda_graphs, "_told", False)
+    Manager.made = []
+    yield Manager.made
+    torch.compiler.reset()
+    safecompile.uninstall()
+
+
+def graphed(model: Any = lambda inputs: [len(inputs)]) -> Any:
+    """Returns what Inductor calls for a graph with CUDA graphs."""
+    return cudagraph_trees.cudagraphify_impl(
+        model, [torch.zeros(1)], (), device_index=0, is_backward=False, is_inference=True
+    )
+
+
+def call(function: Any) -> Any:
+    return function([torch.zeros(1)])
+
+
+def test_each_thread_has_trees_of_its_own(managers: list[Manager]) -> None:
+    """A function that one thread called first replays in each thread in that thread's trees."""
+    function = graphed()
+    call(function)
+    run_threads([lambda: [call(function) for _ in range(3)]] * 4)
+    assert len(managers) == 5
+    assert all(set(one.runs) == {one.thread} for one in managers)
+    assert sorted(len(one.runs) for one in managers) == [1, 3, 3, 3, 3]
+
+
+def test_a_backward_uses_the_trees_of_the_thread_that_called_it() -> None:
+    """On whatever thread autograd runs it: the thread-local store goes with it. A hook tells which trees it finds."""
+    seen: list[Any] = []
+
+    def work() -> None:
+        mine = _cuda_graphs.trees_of_this_call()
+        x = torch.zeros(1, requires_grad=True)
+        x.register_hook(lambda grad: seen.append(_cuda_graphs.trees_of_this_call() is mine))
+        x.sum().backward()
+
+    run_threads([work] * 3)
+    assert seen == [True] * 3
+
+
+def test_a_step_of_another_thread_is_none() -> None:
+    """Neither compiled calls nor cudagraph_mark_step_begin() of another thread begin an iteration in this one."""
+    generation = TREE_MANAGER.get_curr_generation
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.zeros(1))
+    before = generation()
+    run_threads([lambda: (compiled(torch.zeros(1)), torch.compiler.cudagraph_mark_step_begin())])
+    assert generation() == before
+    compiled(torch.zeros(1))
+    assert generation() == before + 1
+    torch.compiler.cudagraph_mark_step_begin()
+    assert generation() < 0
+
+
+def test_beyond_the_number_of_threads(
+    managers: list[Manager], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two threads have graphs, the others run the same code without; one WARNING says so."""
+    monkeypatch.setenv("SAFECOMPILE_CUDA_GRAPH_THREADS", "2")
+    function = graphed()
+    together = threading.Barrier(5)
+
+    def work() -> Any:
+        together.wait(30)
+        result = call(function)
+        together.wait(30)
+        return result
+
+    with caplog.at_level(logging.WARNING, "safecompile"):
+        assert run_threads([work] * 5) == [[1]] * 5
+    assert len(managers) == 2
+    assert [record.message.count("SAFECOMPILE_CUDA_GRAPH_THREADS") for record in caplog.records] == [1]
+
+
+def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[Manager]) -> None:
+    """One thread for each request: at the next one's first call, unless an output still lives."""
+    function = graphed()
+    for number in range(6):
+        run_threads([lambda: call(function)])
+        managers[-1].live = [1] if number == 2 else []
+    assert [one.is_shut_down for one in managers] == [True, True, False, True, True, False]
+    managers[2].live = []
+    run_threads([lambda: call(function)])
+    assert managers[2].is_shut_down
+    assert len(function.replays) == 1
+
+
+def test_a_capture_is_waited_for() -> None:
+    """torch.cuda.synchronize() returns once no other thread captures on that device."""
+    assert "__safecompile_wait_for_captures__" in torch.cuda.synchronize.__code__.co_names
+    order: list[str] = []
+    capturing = threading.Event()
+
+    def capture() -> None:
+        with _cuda_graphs.gate("capture", 0):
+            capturing.set()
+            threading.Event().wait(0.3)
+            order.append("captured")
+
+    def synchronize() -> None:
+        assert capturing.wait(30)
+        _cuda_graphs.wait_for_captures(1)
+        order.append("another device")
+        _cuda_graphs.wait_for_captures(0)
+        order.append("this device")
+
+    run_threads([capture, synchronize])
+    assert order == ["another device", "captured", "this device"]
+
+
+def test_a_wrong_number_of_threads() -> None:
+    """It is refused at the installation, and nothing is installed."""
+    safecompile.uninstall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAFECOMPILE_CUDA_GRAPH_THREADS", "many")
+        with pytest.raises(safecompile.SafeCompileError, match="'many', which is no number"):
+            safecompile.install()
+    assert not safecompile.is_installed()
