@@ -7,12 +7,17 @@ under its eyes torch raises an internal error. It runs under the compile lock, b
 from __future__ import annotations
 
 import sys
-from typing import Any
+from time import sleep
+from typing import Any, Final
 
-from . import _slots, _torch
+from . import _cuda_graphs, _slots, _torch
 
 #: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
 ATTEMPTS_AT_MOST = 8
+
+#: Seconds after which another thread's capture of a CUDA graph, during which Inductor draws no random numbers and
+#: measures no kernel on that device, is likely over.
+CAPTURE_S: Final = 0.05
 
 _NOTE = (
     "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
@@ -24,7 +29,8 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
     """Returns what torch's callback ``original`` returns.
 
     An internal error is raised, with a note if the arguments may be the cause, unless another attempt can help: some
-    more after a setting or a function that FX wraps was exchanged, one more if the backend was not called yet.
+    more after a setting or a function that FX wraps was exchanged or beside a capture of a CUDA graph, one more if the
+    backend was not called yet.
     """
     attempts = 0
     while True:
@@ -33,6 +39,9 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
         try:
             return original(callback, frame, head, frame_state)
         except Exception as error:
+            if attempts < ATTEMPTS_AT_MOST and _cuda_graphs.was_in_the_way(error):
+                sleep(CAPTURE_S)
+                continue
             if not _torch.is_internal_error(error):
                 raise
             moved = before != _surroundings()

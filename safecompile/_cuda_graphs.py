@@ -271,6 +271,11 @@ def wait_for_captures(device: Any = None) -> None:
         lock.release()
 
 
+def was_in_the_way(error: Exception) -> bool:
+    """Tells whether an error is what torch raises on a device on which another thread captures."""
+    return bool(_gates) and any(text in str(error) for text in host.BESIDE_A_CAPTURE)
+
+
 class _Before(ast.NodeTransformer):
     """Puts a statement in front of the body of a function, behind its docstring."""
 

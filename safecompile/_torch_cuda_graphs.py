@@ -16,6 +16,13 @@ CUDA = "torch.cuda"
 OUTPUT_CODE = "torch._inductor.output_code"
 CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
 
+#: What an operation raises on a device on which another thread captures: one that draws from the default generator, and
+#: one that synchronizes the device (2.11, H200).
+BESIDE_A_CAPTURE = (
+    "Offset increment outside graph capture encountered unexpectedly",
+    "operation not permitted when stream is capturing",
+)
+
 
 def in_thread(key: str) -> Any:
     """Returns what is kept for this thread under ``key``, or None. Autograd passes it on to its workers."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import _attempts, install, uninstall
+from safecompile import _attempts, _cuda_graphs, install, uninstall
 
 
 @pytest.fixture(params=["safe", "plain"])
@@ -64,6 +64,27 @@ def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
         ended.set()
         thread.join()
     assert len(calls) == 1 + (not backend_called)
+
+
+def test_more_attempts_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch raises on a device on which another thread captures a CUDA graph is tried again, a while later."""
+    install()
+    monkeypatch.setattr(_cuda_graphs, "_gates", {("capture", 0): threading.RLock()})
+    for text in ("Offset increment outside graph capture encountered unexpectedly.", "no CUDA"):
+        calls: list[int] = []
+
+        def original(*_: Any, calls: list[int] = calls, text: str = text) -> str:
+            calls.append(1)
+            if len(calls) < 3:
+                raise RuntimeError(text)
+            return "compiled"
+
+        if "capture" in text:
+            assert _attempts.compiled(original, None, None, None, None) == "compiled"
+        else:
+            with pytest.raises(RuntimeError, match="no CUDA"):
+                _attempts.compiled(original, None, None, None, None)
+        assert len(calls) == (3 if "capture" in text else 1)
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, list])
