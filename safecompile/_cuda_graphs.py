@@ -72,8 +72,11 @@ class Trees:
     def end(self) -> None:
         """Frees the graphs, tensors that torch has cached for them first: it notes their addresses."""
         for manager in self.managers():
-            with gate("use", host.device_of(manager, ())):
+            device = host.device_of(manager, ())
+            with gate("use", device):
                 manager.shutdown()
+            if "stream" in vars(manager):
+                _streams.setdefault(device, []).append(manager.stream)
         for reference in self.functions:
             function = reference()
             if function is not None:
@@ -91,6 +94,16 @@ _beginning = threading.Lock()
 _told = False
 
 _gates: dict[tuple[str, int], Any] = {}
+
+#: The streams of trees that have ended, by device, for new ones: each stream of each thread keeps a cuBLAS workspace.
+_streams: dict[int, list[Any]] = {}
+
+
+def take_free_stream(manager: Any, device: int) -> None:
+    """Gives a new tree manager the stream of one that has ended."""
+    free = _streams.get(device)
+    if free:
+        manager.stream = free.pop()
 
 
 def gate(kind: str, device: int) -> Any:
@@ -226,6 +239,17 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
     def user_invoked_mark_step() -> bool:
         return count().steps != 0
 
+    gated_init = _gated(manager.__init__, ("use", "capture"))
+
+    @functools.wraps(manager.__init__)
+    def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        gated_init(self, *args, **kwargs)
+        take_free_stream(self, host.device_of(self, args))
+
+    @functools.wraps(module.clear_cublass_cache)
+    def _patched_clear_cublass_cache() -> None:
+        """Does nothing: see :func:`_gated`."""
+
     @functools.wraps(switch)
     def _patched_switch(enabled: bool) -> None:
         mine = trees_of_this_call()
@@ -236,10 +260,11 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
         AttributePatch(module, "get_obj", _patched_get_obj),
         AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
         AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
+        AttributePatch(module, "clear_cublass_cache", _patched_clear_cublass_cache),
         AttributePatch(module, "_set_cached_tensors_enabled", _patched_switch),
         AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
         AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
-        AttributePatch(manager, "__init__", _gated(manager.__init__, ("use", "capture"))),
+        AttributePatch(manager, "__init__", _patched_init),
         AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
         AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
         AttributePatch(node, "_record", _gated(node._record, ("capture",))),
@@ -249,6 +274,13 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
 
 
 def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
+    """Returns the method with the gates of its device around it.
+
+    torch clears cuBLAS's workspaces around a warm-up and a capture, so that none is allocated in the graphs' memory:
+    those of all threads, also one with which another is about to multiply. Here this thread's workspace for the stream
+    is allocated beforehand, outside that memory, and stays.
+    """
+
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = host.device_of(self, args)
@@ -256,6 +288,9 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
         for lock in locks:
             lock.acquire()
         try:
+            stream = vars(self).get("stream")
+            if stream is not None:
+                host.allocate_workspace(stream)
             return original(self, *args, **kwargs)
         finally:
             for lock in reversed(locks):
@@ -308,3 +343,4 @@ def after_fork_in_child() -> None:
     global _beginning
     _beginning = threading.Lock()
     _gates.clear()
+    _streams.clear()

@@ -89,9 +89,10 @@ def patches_of_autograd_graph(module: ModuleType) -> list[Patch]:
 
 
 class _Calling(threading.local):
-    """Whether this thread is inside a callback."""
+    """Whether this thread is inside a callback, and how many compiles it is in the middle of."""
 
     on = False
+    compiles = 0
 
 
 def patches_of_callback(module: ModuleType) -> list[Patch]:
@@ -120,15 +121,32 @@ def patches_of_callback(module: ModuleType) -> list[Patch]:
         # torch 2.8+ tells the callbacks what compiles. Drop when min torch > 2.7.
         given = (module.CallbackArgs(*args, **kwargs),) if hasattr(module, "CallbackArgs") else ()
         first = host.pending_callbacks(self, 1) == 1
+        calling.compiles += 1
         try:
             if first:
                 call(self.run_start_callbacks, given)
             yield
         finally:
+            calling.compiles -= 1
             if host.pending_callbacks(self, -1) == 0:
                 call(self.run_end_callbacks, given)
 
-    return [AttributePatch(owner, "install_callbacks", _patched_install_callbacks)]
+    original_clear = owner.clear
+
+    @functools.wraps(original_clear)
+    def _patched_clear(self: Any) -> None:
+        try:
+            original_clear(self)
+        except AssertionError:
+            # By now all is cleared (2.11+). Another thread may be between its callbacks beside a reset: recording a
+            # CUDA graph, it holds no lock.
+            if calling.compiles or host.pending_callbacks(self, 0) == 0:
+                raise
+
+    return [
+        AttributePatch(owner, "install_callbacks", _patched_install_callbacks),
+        AttributePatch(owner, "clear", _patched_clear),
+    ]
 
 
 class _SharedContext(ast.NodeTransformer):

@@ -107,6 +107,16 @@ def index_of(device: Any) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def allocate_workspace(stream: Any) -> None:
+    """Has cuBLAS and cuBLASLt allocate this thread's workspaces for ``stream``, if they have not yet."""
+    import torch
+
+    with torch.cuda.stream(stream), torch.no_grad(), torch.autocast("cuda", enabled=False):
+        one = torch.zeros(16, 16, device=stream.device)
+        torch.mm(one, one)
+        torch.addmm(one[0], one, one)
+
+
 def has_live_outputs(manager: Any) -> bool:
     """Tells whether somebody holds an output of the graphs that ran last."""
     return bool(manager.live_cudagraph_pool_storages_in_curr_execution())

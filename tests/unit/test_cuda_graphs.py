@@ -30,6 +30,7 @@ class Manager:
         self.device_index, self.thread = device_index, threading.current_thread()
         self.runs: list[Any] = []
         self.live: list[int] = []
+        self.stream: Any = object()
         self.is_shut_down = False
         Manager.made.append(self)
 
@@ -54,6 +55,7 @@ def managers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
     monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)
     monkeypatch.setattr(_cuda_graphs, "_all", [])
     monkeypatch.setattr(_cuda_graphs, "_told", False)
+    monkeypatch.setattr(_cuda_graphs, "_streams", {})
     Manager.made = []
     yield Manager.made
     torch.compiler.reset()
@@ -140,6 +142,29 @@ def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[M
     run_threads([lambda: call(function)])
     assert managers[2].is_shut_down
     assert len(function.replays) == 1
+    free = list(_cuda_graphs._streams[0])
+    _cuda_graphs.take_free_stream(managers[-1], 0)
+    assert managers[-1].stream is free[-1]
+    assert _cuda_graphs._streams[0] == free[:-1]
+
+
+def test_a_reset_beside_a_recording() -> None:
+    """A thread that records a graph is between its callbacks, under no lock: a reset of another raises nothing."""
+    handler = torch._dynamo.callback_handler
+    recording, done = threading.Event(), threading.Event()
+
+    def record() -> None:
+        given = () if not hasattr(torch._dynamo.callback, "CallbackArgs") else (None, "0")
+        with handler.install_callbacks(*given):
+            recording.set()
+            assert done.wait(30)
+
+    def reset() -> None:
+        assert recording.wait(30)
+        torch._dynamo.reset()
+        done.set()
+
+    run_threads([record, reset])
 
 
 def test_a_capture_is_waited_for() -> None:
