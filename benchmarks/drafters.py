@@ -119,6 +119,10 @@ def run(arguments: argparse.Namespace) -> Path:
                 break
             settings["time_limit_s"] = min(arguments.time_limit, left - 10)
             one = run_child("benchmarks._drafters_child", settings, time_limit_s=settings["time_limit_s"] + 90)
+            if one["hung"] and settings["time_limit_s"] < arguments.time_limit:
+                data["stopped"] = f"{name} run {number + 1}: cut when the time was used up, not counted"
+                say(data["stopped"])
+                break
             slowest = max((other["last_first_step_s"] or 0.0 for other in done), default=0.0)
             keep_timeline = one["hung"] or (one["last_first_step_s"] or 0.0) > slowest
             done.append({"config": name, **one, **({} if keep_timeline else {"timeline": None, "events": None})})
