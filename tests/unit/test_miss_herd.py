@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 
 import safecompile
 from tests.helpers.compiles import Counting, alone, plain_torch, together
@@ -91,13 +91,15 @@ def test_inductor_compiles_each_of_two_shapes_once(backward: bool) -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("dynamic", [False, None])
 def test_inductor_with_32_threads_and_six_shapes(
-    dynamic: bool | None, backward: bool, rotate: bool, monkeypatch: pytest.MonkeyPatch
+    dynamic: bool | None, backward: bool, rotate: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The same with Inductor, in full. What another case has left in a cache on disk would not be counted."""
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "together"))
     expected: Any = (6, 6 if backward else 0)
     if dynamic is None:
-        expected, _ = alone(jobs_for(1, list(SHAPES), dynamic=None, backward=backward, rotate=False), "inductor")
+        with monkeypatch.context() as patch:
+            patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "alone"))
+            expected, _ = alone(jobs_for(1, list(SHAPES), dynamic=None, backward=backward, rotate=False), "inductor")
     jobs = jobs_for(32, list(SHAPES), dynamic=dynamic, backward=backward, rotate=rotate)
     counts, _ = together(jobs, "inductor", timeout_s=600)
     assert counts == expected
