@@ -18,7 +18,7 @@ from time import monotonic
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from . import _torch
+from . import _frames, _torch
 from ._patches import AttributePatch, Patch
 
 #: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
@@ -57,9 +57,10 @@ def is_over(since: float) -> bool:
 GRACE_S: Final = 0.05
 
 
-def made_for(guard_manager: Any, backend: Any, region: int) -> None:
+def made_for(guard_manager: Any, backend: Any, region: int, device: str) -> None:
     """Notes what the entry is for. CacheEntry itself shows the backend since torch 2.11, the region since 2.13."""
     guard_manager.__dict__["_safecompile_made_for"] = (backend, region)
+    guard_manager.__dict__["_safecompile_device"] = device
 
 
 def what_for(guard_manager: Any) -> tuple[Any, int] | None:
@@ -123,6 +124,20 @@ def without_copies(entries: list[Any]) -> list[Any]:
     return list({id(entry.guard_manager): entry for entry in reversed(there)}.values())[::-1]
 
 
+def counted(entries: list[Any], device: str) -> list[Any]:
+    """Returns the ``entries`` that count in a limit for a call on ``device``: of each other device, all but one.
+
+    A function that runs on eight devices has eight entries by that alone, which is torch's limit.
+    """
+    seen, found = {device, None}, []
+    for entry in reversed(without_copies(entries)):
+        other = getattr(entry.guard_manager, "__dict__", {}).get("_safecompile_device")
+        if other in seen:
+            found.append(entry)
+        seen.add(other)
+    return found[::-1]
+
+
 class _Link:
     """An entry in a list that is linked by ``next``: what torch 2.7-2.12 walks to count."""
 
@@ -130,28 +145,29 @@ class _Link:
         self.guard_manager, self.next = entry.guard_manager, following
 
 
-def _linked(head: Any) -> _Link | None:
+def _linked(head: Any, device: str) -> _Link | None:
     entries = []
     while head:
         entries.append(head)
         head = head.next
     first: _Link | None = None
-    for entry in reversed(without_copies(entries)):
+    for entry in reversed(counted(entries, device)):
         first = _Link(entry, first)
     return first
 
 
 def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
-    """Returns the patch that keeps copies out of the recompile limits; changes nothing."""
+    """Returns the patch that says which entries count in the recompile limits; changes nothing."""
     original = module.compute_cache_size
 
     @functools.wraps(original)
     def _patched_compute_cache_size(frame: Any, entries: Any, *totals: int) -> Any:
         # torch 2.7-2.12: the head of a linked list. 2.13+: a list, and the total over all regions.
         # Drop the first form when min torch > 2.12.
+        device = _frames.device_of(frame)
         if not isinstance(entries, list):
-            return original(frame, _linked(entries), *totals)
-        kept = without_copies(entries)
+            return original(frame, _linked(entries, device), *totals)
+        kept = counted(entries, device)
         everywhere = _torch.cache_entries(frame.f_code)
         copies = len(everywhere) - len(without_copies(everywhere))
         return original(frame, kept, *(total - copies for total in totals))

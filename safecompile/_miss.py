@@ -203,7 +203,7 @@ class _Call:
         if guarded is not None:
             self.outcome = "compiled"
             self.wrapped = _slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
-            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), self.region)
+            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), self.region, self.device)
             guarded.__dict__["_safecompile_code"] = self.code
             for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:
                 returned.pop(ident, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -102,6 +103,22 @@ def test_a_first_call_leaves_one_entry() -> None:
     compiled = torch.compile(body, backend=Counting(before=lambda: time.sleep(0.02)), dynamic=False)
     run_threads([lambda: compiled(torch.zeros(1))] * THREADS)
     assert len(live_entries([body.__code__])) == 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_another_device_does_not_fill_the_limit(plain: bool) -> None:
+    """Of each other device one entry does not count, so a function may be compiled for any number of devices."""
+    with plain_torch() if plain else contextlib.nullcontext():
+        torch.compiler.reset()
+        body, backend = a_function_with_a_break(), Counting()
+        compiled = torch.compile(body, backend=backend, dynamic=False)
+        with torch._dynamo.config.patch(recompile_limit=1):
+            for device in ("cpu", "meta"):
+                compiled(torch.zeros(1, device=device))
+            before = backend.forward
+            compiled(torch.zeros(2, device="meta"))  # the second of its own device is over the limit
+        assert before == (2 if plain else 4)
+        assert backend.forward == before
 
 
 def a_class() -> type:
