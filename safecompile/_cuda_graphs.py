@@ -11,8 +11,9 @@ of another thread is none, nor is its ``cudagraph_mark_step_begin()``.
 
 A warm-up and a capture need the device for themselves: two captures collide, and ``torch.cuda.synchronize()`` of
 another thread ends a capture with an error (2.11). So there is a gate for each device, held over a warm-up or a capture
-and never over a replay. Whoever holds it waits for no other thread. ``SAFECOMPILE_CUDA_GRAPH_THREADS`` (16) threads at
-most have graphs; the others run the same compiled code without.
+and never over a replay. A thread that holds the compile lock never takes it: inside a compile, compiled code runs
+without graphs. So whoever holds the gate may compile, and waits for nobody who waits for the gate.
+``SAFECOMPILE_CUDA_GRAPH_THREADS`` (16) threads at most have graphs; the others run the same compiled code without.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, Final
 
@@ -45,11 +47,16 @@ class _Count:
         self.calls = self.steps = 0
 
 
+class _Token:
+    """Lives as long as its thread, also as one that Python has not started."""
+
+
 class _Calls(threading.local):
-    """This thread's count."""
+    """This thread's count; the streams for which it has a cuBLAS workspace."""
 
     def __init__(self) -> None:
-        self.count = _Count()
+        self.count, self.alive = _Count(), _Token()
+        self.workspaces: set[int] = set()
 
 
 _calls = _Calls()
@@ -62,21 +69,25 @@ class Trees:
 
     def __init__(self, containers: Any, locks: Any) -> None:
         self.tree_manager_containers, self.tree_manager_locks = containers, locks
-        self.thread, self.count = threading.current_thread(), _calls.count
+        self.count, self._alive = _calls.count, weakref.ref(_calls.alive)
         self.functions: list[weakref.ref[_Function]] = []
 
     def are_over(self) -> bool:
         """Tells whether the thread has ended and nobody holds an output of its graphs."""
-        return not self.thread.is_alive() and not any(map(host.has_live_outputs, self.managers()))
+        return not self.are_in_use() and not any(map(host.has_live_outputs, self.managers()))
+
+    def are_in_use(self) -> bool:
+        """Tells whether the thread is alive."""
+        return self._alive() is not None
 
     def end(self) -> None:
         """Frees the graphs, tensors that torch has cached for them first: it notes their addresses."""
         for manager in self.managers():
             device = host.device_of(manager, ())
-            with gate("use", device):
-                manager.shutdown()
             if "stream" in vars(manager):
                 _streams.setdefault(device, []).append(manager.stream)
+            with gate("use", device):
+                manager.shutdown()
         for reference in self.functions:
             function = reference()
             if function is not None:
@@ -90,7 +101,7 @@ class Trees:
 
 #: The trees of all threads, ended ones too while their outputs live.
 _all: list[Trees] = []
-_beginning = threading.Lock()
+_beginning = threading.RLock()  # reentrant: a signal handler may call compiled code
 _told = False
 
 _gates: dict[tuple[str, int], Any] = {}
@@ -123,17 +134,22 @@ def trees_of_this_call() -> Trees | None:
     return _begin()
 
 
-def _begin() -> Trees | None:
-    global _told
+def end_what_is_over() -> None:
+    """Frees the graphs of threads that have ended. Called where a thread begins, and by a reset."""
     with _beginning:
         over = [one for one in _all if one.are_over()]
         for one in over:
             _all.remove(one)
     for one in over:
         one.end()
+
+
+def _begin() -> Trees | None:
+    global _told
+    end_what_is_over()
     with _beginning:
         most = _environment.cuda_graph_threads()
-        if sum(one.thread.is_alive() for one in _all) < most:
+        if sum(one.are_in_use() for one in _all) < most:
             mine = Trees(*host.containers_of_this_thread())
             host.set_in_thread(Trees.KEY, mine)
             _all.append(mine)
@@ -150,15 +166,23 @@ def _begin() -> Trees | None:
 
 
 class _Function:
-    """A compiled function with CUDA graphs: what each thread replays for it. Frees them when it dies."""
+    """A compiled function with CUDA graphs: what each thread replays for it. Frees them when it dies.
 
-    def __init__(self, make: Callable[[], Any], without: Any) -> None:
-        self.make, self.without = make, without
+    Args:
+        make: returns what replays, for one thread; its first call warms up.
+        without: returns from the inputs of the first such call what runs without graphs.
+    """
+
+    def __init__(self, make: Callable[[], Any], without: Callable[[Any], Any]) -> None:
+        self.make, self.make_without = make, without
+        self.without: Any = None
         self.replays: dict[Trees, Any] = {}
 
     def __call__(self, inputs: Any) -> Any:
-        mine = trees_of_this_call()
+        mine = None if _torch.compiles_here() else trees_of_this_call()
         if mine is None:
+            if self.without is None:
+                self.without = self.make_without(inputs)
             return self.without(inputs)
         replay = self.replays.get(mine)
         if replay is None:
@@ -176,7 +200,7 @@ class _ManagerOfTheCall:
 
     def set_to_running_backward(self) -> None:
         """Tells the manager of the thread whose backward this is, if it has one."""
-        mine = trees_of_this_call()
+        mine = host.in_thread(Trees.KEY)
         container = None if mine is None else mine.tree_manager_containers.get(self.device)
         if container is not None and container.tree_manager is not None:
             container.tree_manager.set_to_running_backward()
@@ -216,21 +240,31 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original_get_obj)
     def _patched_get_obj(local: Any, name: str) -> Any:
-        mine = trees_of_this_call()
-        return original_get_obj(local, name) if mine is None else getattr(mine, name)
+        mine = host.in_thread(Trees.KEY)
+        return getattr(mine, name) if mine is not None else host.containers_or_none(local, name)
 
     @functools.wraps(original_impl)
-    def _patched_cudagraphify_impl(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _patched_cudagraphify_impl(model: Any, inputs: Any, static: Any, *args: Any, **kwargs: Any) -> Any:
         ints = [one if isinstance(one, int) else None for one in inputs]  # all that torch looks at here
-
-        return _Function(lambda: original_impl(model, list(ints), *args, **kwargs), model)
+        return _Function(
+            lambda: original_impl(model, list(ints), static, *args, **kwargs),
+            lambda inputs: host.aligning(module, model, inputs, static, kwargs.get("mutated_input_idxs", ())),
+        )
 
     @functools.wraps(module.mark_step_begin)
     def _patched_mark_step_begin() -> None:
         _calls.count.steps -= 1
 
+    original_reset = module.reset_cudagraph_trees
+
+    @functools.wraps(original_reset)
+    def _patched_reset() -> None:
+        original_reset()
+        _calls.count.steps = 0
+        end_what_is_over()
+
     def count() -> _Count:
-        mine = trees_of_this_call()
+        mine = host.in_thread(Trees.KEY)
         return _calls.count if mine is None else mine.count
 
     def get_curr_generation() -> int:
@@ -252,7 +286,7 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(switch)
     def _patched_switch(enabled: bool) -> None:
-        mine = trees_of_this_call()
+        mine = host.in_thread(Trees.KEY)
         if enabled or not any(one.managers() for one in list(_all) if one is not mine):
             switch(enabled)
 
@@ -260,6 +294,7 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
         AttributePatch(module, "get_obj", _patched_get_obj),
         AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
         AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
+        AttributePatch(module, "reset_cudagraph_trees", _patched_reset),
         AttributePatch(module, "clear_cublass_cache", _patched_clear_cublass_cache),
         AttributePatch(module, "_set_cached_tensors_enabled", _patched_switch),
         AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
@@ -268,6 +303,8 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
         AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
         AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
         AttributePatch(node, "_record", _gated(node._record, ("capture",))),
+        # torch 2.13+ has a lock for all devices, taken in another order. The gates do its work.
+        *(AttributePatch(module, name, nullcontext()) for name in (host.CAPTURE_LOCK,) if hasattr(module, name)),
         *_patches_of_synchronize(sys.modules[host.CUDA]),
         *_patches_of_count(sys.modules[host.MUTATION_GUARD]),
     ]
@@ -289,7 +326,8 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
             lock.acquire()
         try:
             stream = vars(self).get("stream")
-            if stream is not None:
+            if stream is not None and stream.cuda_stream not in _calls.workspaces:
+                _calls.workspaces.add(stream.cuda_stream)
                 host.allocate_workspace(stream)
             return original(self, *args, **kwargs)
         finally:
@@ -300,15 +338,18 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
 
 
 def wait_for_captures(device: Any = None) -> None:
-    """Returns when no other thread captures on ``device`` (None: the current one), or after ten seconds."""
+    """Returns when no other thread captures on ``device`` (None: the current one), or after ten seconds.
+
+    A thread that holds the compile lock waits for half a second at most.
+    """
     lock = _gates.get(("capture", host.index_of(device))) if _gates else None
-    if lock is not None and lock.acquire(timeout=CAPTURE_S):
+    if lock is not None and lock.acquire(timeout=0.5 if _torch.compiles_here() else CAPTURE_S):
         lock.release()
 
 
 def was_in_the_way(error: Exception) -> bool:
     """Tells whether an error is what torch raises on a device on which another thread captures."""
-    return bool(_gates) and any(text in str(error) for text in host.BESIDE_A_CAPTURE)
+    return bool(_gates) and any(text in str(error) for text in host.BESIDE_A_CAPTURE) and not host.captures_here()
 
 
 class _Before(ast.NodeTransformer):
@@ -341,6 +382,7 @@ def _patches_of_count(module: ModuleType) -> list[Patch]:
 def after_fork_in_child() -> None:
     """Forgets the gates of the parent's other threads. A forked child can't use CUDA anyway."""
     global _beginning
-    _beginning = threading.Lock()
+    _beginning = threading.RLock()
+    _all.clear()
     _gates.clear()
     _streams.clear()

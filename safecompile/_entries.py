@@ -14,6 +14,7 @@ from __future__ import annotations
 import _thread
 import functools
 import weakref
+from collections.abc import Iterator
 from time import monotonic
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -37,11 +38,21 @@ def keep(entry: Any) -> None:
 
 def let_go() -> None:
     """Frees what nobody can be in the middle of any more. Called where a miss ends, and by a reset."""
-    while kept and is_over(kept[0][0]):
+    for _ in taken_if_over(kept):
+        pass
+
+
+def taken_if_over(items: list[Any]) -> Iterator[Any]:
+    """Takes those items away, and yields them, whose time (the first of each) is over. The oldest come first."""
+    while True:
         try:
-            kept.pop(0)
-        except IndexError:  # another thread was faster
-            break
+            first = items.pop(0)
+        except IndexError:
+            return
+        if not is_over(first[0]):
+            items.insert(0, first)
+            return
+        yield first
 
 
 def is_over(since: float) -> bool:

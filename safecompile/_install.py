@@ -117,6 +117,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
         return
     with _quiet("uninstall", timeout_s):
         if _installed:
+            _finish_resets()
             left = _undo_all()
             _forget_slots()
             _installed, _active, _mismatch = False, False, None
@@ -319,6 +320,12 @@ def _undo(family: Family) -> list[str]:
 
 def _undo_all() -> list[str]:
     return [what for family in reversed(_families) for what in _undo(family)]
+
+
+def _finish_resets() -> None:
+    from . import _reset
+
+    _reset.catch_up(at_most=sys.maxsize)
 
 
 def _forget_slots() -> None:

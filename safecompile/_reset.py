@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from contextlib import suppress
 from time import monotonic
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
@@ -39,7 +40,7 @@ left: dict[int, weakref.ref[CodeType]] = {}
 OUTDATED_AT_MOST: Final = 64
 
 
-def reset(code: CodeType) -> None:
+def reset(code: CodeType, *, at_most: int | None = None) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
     if _torch.one_thread_is_alive() and not _is_in_a_miss():
         _torch.reset_code(code)
@@ -48,7 +49,8 @@ def reset(code: CodeType) -> None:
     left[id(code)] = weakref.ref(code)
     there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch.cache_entries(code))}
     new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
-    if sum(map(_torch.is_live, there.values())) > OUTDATED_AT_MOST + len(new):
+    live = sum(map(_torch.is_live, there.values()))
+    if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
         return
     for manager in new:
@@ -59,20 +61,24 @@ def reset(code: CodeType) -> None:
     cold[id(code)] = weakref.ref(code)
 
 
-def catch_up() -> None:
-    """Takes out what nobody can be about to use any more, and resets what was put off. Called where a miss ends."""
+def catch_up(*, at_most: int | None = None) -> None:
+    """Takes out what nobody can be about to use any more, and resets what was put off.
+
+    Called where a miss ends, before a reset and by the uninstallation, after which nobody would.
+    """
     _entries.let_go()
-    while outdated and _entries.is_over(outdated[0][0]):
-        try:
-            _, reference = outdated.pop(0)
-        except IndexError:  # another thread was faster
-            break
+    for _, reference in _entries.taken_if_over(outdated):
         code = reference()
         if code is not None:
             _entries.take_out_outdated(code)
-    waiting, put_off[:] = list(put_off), []
-    for code in {reference() for reference in waiting} - {None}:
-        reset(code)  # type: ignore[arg-type] # mypy does not follow the set
+    waiting = set()
+    with suppress(IndexError):
+        while True:
+            waiting.add(put_off.pop())
+    for reference in waiting:
+        code = reference()
+        if code is not None:
+            reset(code, at_most=at_most)
 
 
 def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
@@ -96,6 +102,8 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
     @functools.wraps(original)
     def _patched_reset_code(code: Any) -> None:
         if isinstance(code, CodeType):
+            if outdated or _entries.kept:
+                catch_up()
             reset(code)
         else:
             original(code)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import inspect
 import sys
 import threading
 from collections import defaultdict
@@ -13,6 +15,7 @@ from typing import Any
 CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
 MUTATION_GUARD = "torch._dynamo.mutation_guard"
 CUDA = "torch.cuda"
+CAPTURE_LOCK = "graph_capture_lock"
 OUTPUT_CODE = "torch._inductor.output_code"
 CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
 
@@ -108,13 +111,41 @@ def index_of(device: Any) -> int:
 
 
 def allocate_workspace(stream: Any) -> None:
-    """Has cuBLAS and cuBLASLt allocate this thread's workspaces for ``stream``, if they have not yet."""
+    """Has cuBLAS and cuBLASLt allocate this thread's workspaces for ``stream``."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    modes = (_disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad())
+    with modes[0], modes[1], modes[2], torch.cuda.stream(stream), torch.autocast("cuda", enabled=False):
+        one = torch.zeros(16, 16, device=stream.device)
+        # In deterministic mode without CUBLAS_WORKSPACE_CONFIG cuBLAS can't be used at all, in the graph neither.
+        with contextlib.suppress(RuntimeError):
+            torch.mm(one, one)
+            torch.addmm(one[0], one, one)
+
+
+def aligning(trees: Any, model: Any, inputs: Any, static: Any, mutated: Any) -> Any:
+    """Returns ``model`` with what torch puts in front of a graph: misaligned inputs are copied."""
+    to_check = trees.get_input_idxs_to_check(inputs, static)
+    if "mutated_input_idxs" in inspect.signature(trees.align_inputs_from_check_idxs).parameters:
+        return trees.align_inputs_from_check_idxs(model, to_check, trees.OrderedSet(mutated))
+    # torch 2.7: it does not write back what a misaligned input gets. Drop when min torch > 2.7.
+    return trees.align_inputs_from_check_idxs(model, to_check)
+
+
+def containers_or_none(local: Any, name: str) -> Any:
+    """Returns torch's containers or locks of this thread, empty ones if it has none."""
+    if hasattr(local, name):
+        return getattr(local, name)
+    found = in_thread(name)
+    return (defaultdict(threading.Lock) if name.endswith("locks") else {}) if found is None else found
+
+
+def captures_here() -> bool:
+    """Tells whether the current stream of this thread is captured."""
     import torch
 
-    with torch.cuda.stream(stream), torch.no_grad(), torch.autocast("cuda", enabled=False):
-        one = torch.zeros(16, 16, device=stream.device)
-        torch.mm(one, one)
-        torch.addmm(one[0], one, one)
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def has_live_outputs(manager: Any) -> bool:

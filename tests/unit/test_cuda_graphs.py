@@ -5,8 +5,10 @@ torch's own module runs; only its tree manager, which needs a GPU, is replaced.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,6 +148,45 @@ def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[M
     _cuda_graphs.take_free_stream(managers[-1], 0)
     assert managers[-1].stream is free[-1]
     assert _cuda_graphs._streams[0] == free[:-1]
+
+
+def test_threads_that_python_has_not_started(managers: list[Manager]) -> None:
+    """Their end is seen too: what they had is freed, and they use up none of the threads that may have graphs."""
+    function = graphed()
+    for _ in range(20):
+        ended = threading.Event()
+        _thread.start_new_thread(lambda ended=ended: (call(function), ended.set()), ())
+        assert ended.wait(30)
+    until = time.monotonic() + 10
+    while sum(one.are_in_use() for one in _cuda_graphs._all) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    run_threads([lambda: call(function)])
+    assert [one.is_shut_down for one in managers[:20]] == [True] * 20
+
+
+def test_a_reset_forgets_the_steps() -> None:
+    """After a reset, as in plain torch, each call begins an iteration again."""
+    torch.compiler.cudagraph_mark_step_begin()
+    assert TREE_MANAGER.user_invoked_mark_step()
+    cudagraph_trees.reset_cudagraph_trees()
+    assert not TREE_MANAGER.user_invoked_mark_step()
+
+
+def test_inside_a_compile_there_are_no_graphs(managers: list[Manager]) -> None:
+    """A thread that holds the compile lock takes no gate: a backend that calls such a function runs it without."""
+    function = graphed()
+    with torch._dynamo.convert_frame.compile_lock:
+        assert call(function) == [1]
+    assert not managers
+
+
+def test_a_lock_of_torchs_own_is_not_in_the_way() -> None:
+    """From 2.13 on torch takes one lock for all devices before what takes the gate, and inside it as well."""
+    lock = getattr(cudagraph_trees, "graph_capture_lock", None)
+    if lock is None:
+        pytest.skip("this release has no such lock")
+    with lock:
+        run_threads([lambda: lock.__enter__()], 10)
 
 
 def test_a_reset_beside_a_recording() -> None:

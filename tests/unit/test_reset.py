@@ -124,6 +124,23 @@ def test_what_dies_by_itself_is_kept_for_a_moment_too(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("another_thread")
+def test_the_next_reset_frees_what_the_last_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that compiles nothing more has its memory back after two resets and a moment more."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    torch.compile(body, backend="eager")(torch.zeros(2))
+    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    torch._dynamo.reset()
+    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    torch._dynamo.reset()
+    torch._dynamo.reset()
+    gc.collect()
+    assert manager() is None
+
+
+@pytest.mark.usefixtures("another_thread")
 def test_a_bare_entry_keeps_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch 2.7 a look-up compares the backend of bare entries too, to which C has a pointer and no reference."""
     monkeypatch.setattr(_entries, "is_over", lambda since: True)
