@@ -1,4 +1,4 @@
-"""The private parts of torch that the benchmarks read; none is changed. Plain torch has no public count of compiles."""
+"""The private parts of torch that the benchmarks read; only the experiment of ``overlap`` changes one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ def phases() -> list[dict[str, Any]]:
         seconds = {name[:-3]: round(us / 1e6, 3) for name, us in times.items() if us >= 50_000}
         found.append({"compile_id": str(one.compile_id), "ended_unix_s": round(ended_us / 1e6, 3), **seconds})
     return found
+
+
+def give_lock_up_while_kernels_compile() -> None:
+    """Has the compile lock given up, for the experiment of ``overlap``, while Inductor waits for its kernels."""
+    from torch._dynamo import convert_frame
+    from torch._inductor.async_compile import AsyncCompile
+
+    original = AsyncCompile.wait
+
+    def wait(self: Any, scope: Any) -> Any:
+        lock: Any = convert_frame.compile_lock
+        if not lock._is_owned():
+            return original(self, scope)
+        state = lock._release_save()
+        try:
+            return original(self, scope)
+        finally:
+            lock._acquire_restore(state)
+
+    AsyncCompile.wait = wait  # type: ignore[method-assign]
 
 
 def backend_named(name: str) -> Any:

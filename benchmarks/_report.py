@@ -22,6 +22,7 @@ pip install -e .[bench]                     # matplotlib, for the pictures; with
 python -m benchmarks                        # everything, short: some minutes on two cores
 python -m benchmarks --setting full         # everything, as below: an hour or more
 python -m benchmarks --only cold_start      # one of call_overhead, cold_start, contention, drafters
+python -m benchmarks.overlap --runs 3       # an experiment: the compile lock given up while kernels compile
 ```
 
 Counting instructions needs `valgrind`. Each module has settings of its own: `python -m benchmarks.drafters --help`.
@@ -172,7 +173,30 @@ def _drafters(data: dict[str, Any]) -> str:
                 *(f"{hot[k]:,.0f}" if hot else None for k in ("median", "worst")),
             ]
         )
-    return text + table(head, rows)
+    text += table(head, rows)
+    for key in ("note", "stopped"):
+        text += f"\n{data[key]}.\n" if key in data else ""
+    return text
+
+
+_OVERLAP = """\
+The first step of D devices, as a model: one trace after the other, and the kernels of the first serve the others. On
+two H200s (`drafters-2.11.0-h200-two-gpus-d.json`, the phases of each compile) the first forward takes 4 s to 6 s,
+half of it waiting for kernels, and its backward 2.5 s to 3.5 s, nearly all of it waiting. Each further device adds
+0.6 s to 1.2 s for its forward and 0.2 s to 0.6 s for its backward, if it finds the kernels:
+T(D) = T(1) + 1.3 s x (D - 1). If it does not (see the known issue on a second device's kernels), 2 s to 3 s more, once.
+
+What could be gained is the waiting. The experiment below gives the compile lock up around it: another thread traces
+meanwhile. It is not part of the library: **it fails**. Inductor keeps the state of one compile in classes, for the
+process. The first that breaks is `TritonBundler.begin_compile` (2.13.0), which asserts that no other compile is open.
+
+"""
+
+
+def _overlap(data: dict[str, Any]) -> str:
+    names = ("threads", "lock", "wall_s", "runs", "hung")
+    rows = ([*(row[n] for n in names), len(row["errors"])] for row in data["table"])
+    return _OVERLAP + table(["threads, a function each", "lock", "wall s, median", "runs", "hung", "errors"], rows)
 
 
 WRITERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -180,6 +204,7 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cold_start": ("The cold start", _cold_start),
     "contention": ("What a warm thread feels", _contention),
     "drafters": ("The training layout", _drafters),
+    "overlap": ("An experiment: the lock given up while kernels compile", _overlap),
 }
 
 
