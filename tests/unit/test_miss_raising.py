@@ -206,6 +206,7 @@ def test_ctrl_c_ends_the_wait_of_the_main_thread(waits_for: str) -> None:
         import os, signal, threading, time
         import torch, safecompile.patch_all
         from tests.helpers.threads import ParkedBackend
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         backend = ParkedBackend()
         same = torch.compile(lambda x: x * 2, backend=backend)
         other = torch.compile(lambda x: x * 2, backend="aot_eager")
