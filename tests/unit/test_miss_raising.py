@@ -39,6 +39,15 @@ def installed() -> Iterator[None]:
     safecompile.uninstall()
 
 
+def in_a_finalizer(frame: FrameType | None) -> bool:
+    """Tells whether the frame runs because an object has died: there Python reports exceptions and raises none."""
+    while frame is not None and frame.f_code.co_filename in ENGINE:
+        if frame.f_code.co_name == "_patched_invalidate":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Striking:
     """Raises at one line event of the engine in this thread, the ``at``-th; tells where."""
 
@@ -53,7 +62,8 @@ class Striking:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename in ENGINE else None
+        inside = frame.f_code.co_filename in ENGINE and not in_a_finalizer(frame)
+        return self._line if inside else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" and not self.where:
