@@ -24,7 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import ModuleType
 from typing import Any, Final
 
@@ -52,11 +52,10 @@ class _Token:
 
 
 class _Calls(threading.local):
-    """This thread's count; the streams for which it has a cuBLAS workspace."""
+    """This thread's count, and what lives as long as it."""
 
     def __init__(self) -> None:
         self.count, self.alive = _Count(), _Token()
-        self.workspaces: set[int] = set()
 
 
 _calls = _Calls()
@@ -82,16 +81,18 @@ class Trees:
 
     def end(self) -> None:
         """Frees the graphs, tensors that torch has cached for them first: it notes their addresses."""
-        for manager in self.managers():
-            device = host.device_of(manager, ())
-            if "stream" in vars(manager):
-                _streams.setdefault(device, []).append(manager.stream)
-            with gate("use", device):
-                manager.shutdown()
-        for reference in self.functions:
-            function = reference()
-            if function is not None:
-                function.replays.pop(self, None)
+        try:
+            for manager in self.managers():
+                device = host.device_of(manager, ())
+                with gate("use", device):
+                    manager.shutdown()
+                if "stream" in vars(manager):
+                    _streams.setdefault(device, []).append(manager.stream)
+        finally:
+            for reference in self.functions:
+                function = reference()
+                if function is not None:
+                    function.replays.pop(self, None)
 
     def managers(self) -> list[Any]:
         """Returns torch's tree managers, one for each device at most."""
@@ -321,18 +322,13 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = host.device_of(self, args)
-        locks = [gate(kind, device) for kind in kinds]
-        for lock in locks:
-            lock.acquire()
-        try:
+        with ExitStack() as gates:
+            for kind in kinds:
+                gates.enter_context(gate(kind, device))
             stream = vars(self).get("stream")
-            if stream is not None and stream.cuda_stream not in _calls.workspaces:
-                _calls.workspaces.add(stream.cuda_stream)
+            if stream is not None:
                 host.allocate_workspace(stream)
             return original(self, *args, **kwargs)
-        finally:
-            for lock in reversed(locks):
-                lock.release()
 
     return method
 

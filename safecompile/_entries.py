@@ -104,14 +104,14 @@ def is_outdated(guard_manager: Any) -> bool:
     return "_safecompile_outdated" in getattr(guard_manager, "__dict__", {})
 
 
-def take_out_outdated(code: CodeType) -> None:
-    """Takes guards and code out of the entries that were outdated long enough ago. The bare entries stay."""
+def take_out_outdated(code: CodeType, until: float) -> None:
+    """Takes guards and code out of the entries that were outdated ``until`` then. The bare entries stay."""
     due = [
         entry
         for entry in _torch.cache_entries(code)
         if is_outdated(manager := entry.guard_manager)
         and _torch.is_live(manager)
-        and is_over(manager.__dict__["_safecompile_outdated"])
+        and manager.__dict__["_safecompile_outdated"] <= until
     ]
     # Copies share a guard manager, which forgets its extra_state with the first that goes.
     for entry, state in [(entry, entry.guard_manager.extra_state) for entry in due]:

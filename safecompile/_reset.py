@@ -67,10 +67,10 @@ def catch_up(*, at_most: int | None = None) -> None:
     Called where a miss ends, before a reset and by the uninstallation, after which nobody would.
     """
     _entries.let_go()
-    for _, reference in _entries.taken_if_over(outdated):
+    for since, reference in _entries.taken_if_over(outdated):
         code = reference()
         if code is not None:
-            _entries.take_out_outdated(code)
+            _entries.take_out_outdated(code, since)
     waiting = set()
     with suppress(IndexError):
         while True:
