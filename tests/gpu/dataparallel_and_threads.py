@@ -200,6 +200,92 @@ def barrier_in_backward():
     return barrier_case(True)
 
 
+def collective_case(backward):
+    """A rank for each thread of this one process; the collective is a part of the compiled graph."""
+    import datetime as dt
+
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import _register_process_group
+
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and torch.cuda.device_count() < 2:
+        return {"not_run": "needs two GPUs"}
+    store = dist.PrefixStore("safecompile", dist.HashStore())
+    limit = dt.timedelta(seconds=40)
+    groups = []
+
+    def join(rank, device):
+        group = dist.ProcessGroup(store, rank, 2)
+        if on_gpu:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            backend, kind = dist.ProcessGroupNCCL(store, rank, 2, options), dist.ProcessGroup.BackendType.NCCL
+        else:
+            backend, kind = dist.ProcessGroupGloo(store, rank, 2, timeout=limit), dist.ProcessGroup.BackendType.GLOO
+        group._register_backend(torch.device(device.type), kind, backend)
+        group._set_default_backend(kind)
+        group._set_group_name(f"rank-{rank}")
+        _register_process_group(f"rank-{rank}", group)
+        groups.append(group)  # the registry of names keeps none alive
+
+    def summed(x, group):
+        ops = torch.ops._c10d_functional
+        return ops.wait_tensor(ops.all_reduce(x, "sum", group))
+
+    class SumOfGradients(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return summed(g.contiguous(), ctx.group), None
+
+    def body(x, group):
+        x = torch.nn.functional.gelu(x * 2)
+        return (SumOfGradients.apply(x, group) if backward else summed(x, group)) + 1
+
+    function = torch.compile(body, backend=counting)
+    done = []
+
+    def work(i):
+        device = devices()[i % len(devices())]
+        if on_gpu:
+            torch.cuda.set_device(device)
+        join(i, device)
+        for n in range(3):
+            xs = [torch.randn(32, 32, generator=torch.Generator().manual_seed(10 * n + r)) for r in range(2)]
+            x = xs[i].to(device).requires_grad_(backward)
+            out = function(x, f"rank-{i}")
+            each = [torch.nn.functional.gelu(one.detach() * 2) for one in xs]
+            want = (each[i] if backward else sum(each)) + 1
+            torch.testing.assert_close(out.detach().cpu(), want, rtol=1e-4, atol=1e-4)
+            if backward:
+                out.sum().backward()
+                leaf = xs[i].detach().clone().requires_grad_()
+                (2 * torch.nn.functional.gelu(leaf * 2)).sum().backward()
+                torch.testing.assert_close(x.grad.cpu(), leaf.grad, rtol=1e-4, atol=1e-4)
+            done.append((i, n))
+
+    in_threads(2, work)
+    assert len(done) == 6, f"{len(done)} of 6 calls"
+    return {"backend": "nccl" if on_gpu else "gloo", **seen()}
+
+
+@step
+def collective_in_forward():
+    """A rank for each device, each in a thread: an all-reduce (NCCL) inside the compiled forward; cold."""
+    return collective_case(False)
+
+
+@step
+def collective_in_backward():
+    """The same inside the compiled backward."""
+    return collective_case(True)
+
+
 @step
 def settings_in_threads():
     """torch._dynamo.config.recompile_limit raised in the main thread: read and effective in worker threads?"""
