@@ -86,8 +86,8 @@ class Trees:
                 device = host.device_of(manager, ())
                 with gate("use", device):
                     manager.shutdown()
-                if "stream" in vars(manager):
-                    _streams.setdefault(device, []).append(manager.stream)
+                if "_safecompile_streams" in vars(manager):
+                    _streams.setdefault(manager._safecompile_streams, []).append(manager.stream)
         finally:
             for reference in self.functions:
                 function = reference()
@@ -107,13 +107,15 @@ _told = False
 
 _gates: dict[tuple[str, int], Any] = {}
 
-#: The streams of trees that have ended, by device, for new ones: each stream of each thread keeps a cuBLAS workspace.
-_streams: dict[int, list[Any]] = {}
+#: The streams of trees that have ended, by device and the cuBLAS handle that was used with them, for new ones: each
+#: stream has a cuBLAS workspace (32 MiB on an H200) with each handle it was used with, and it is never freed.
+_streams: dict[tuple[int, int], list[Any]] = {}
 
 
 def take_free_stream(manager: Any, device: int) -> None:
-    """Gives a new tree manager the stream of one that has ended."""
-    free = _streams.get(device)
+    """Gives a new tree manager the stream of one that has ended and had this thread's cuBLAS handle."""
+    key = vars(manager)["_safecompile_streams"] = (device, host.cublas_handle(device))
+    free = _streams.get(key)
     if free:
         manager.stream = free.pop()
 
@@ -317,6 +319,10 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
     torch clears cuBLAS's workspaces around a warm-up and a capture, so that none is allocated in the graphs' memory:
     those of all threads, also one with which another is about to multiply. Here this thread's workspace for the stream
     is allocated beforehand, outside that memory, and stays.
+
+    Both run on a stream of their own, and drop inputs as soon as the kernels that read them are launched. Another
+    thread, whose stream does not wait for that one, could be given such memory while they still read it (wrong
+    gradients in 2 of 3 runs, 2.11, H200). So the allocator is told of the stream.
     """
 
     @functools.wraps(original)
@@ -328,6 +334,8 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
             stream = vars(self).get("stream")
             if stream is not None:
                 host.allocate_workspace(stream)
+                if kinds == ("use",):
+                    host.tell_allocator(self, args[0], stream)
             return original(self, *args, **kwargs)
 
     return method

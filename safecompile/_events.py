@@ -155,3 +155,16 @@ def warn_of_wrapping(code: CodeType, name: str) -> None:
         name,
         name,
     )
+
+
+def warn_of_backward_without_compiled_autograd() -> None:
+    """Logs, once, that a backward ran without compiled autograd."""
+    if "compiled autograd" in _told_of:
+        return
+    _told_of.add("compiled autograd")
+    log.warning(
+        "a backward of %r runs without compiled autograd: torch runs one compiled backward at a time (up to 2.7: and "
+        "none beside any other backward), and another thread is in one. The gradients are the same. If speed matters, "
+        "let the threads take turns in backward.",
+        threading.current_thread().name,
+    )

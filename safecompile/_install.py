@@ -346,9 +346,19 @@ def _after_fork_in_child() -> None:
     global _installing
     _installing = threading.RLock()
     if _installed:
-        from . import _cuda_graphs, _graph_module, _miss, _patches, _scoped_settings, _slots, _stance
+        from . import (
+            _compiled_autograd,
+            _cuda_graphs,
+            _graph_module,
+            _miss,
+            _patches,
+            _scoped_settings,
+            _slots,
+            _stance,
+        )
 
         _patches.after_fork_in_child()
+        _compiled_autograd.after_fork_in_child()
         _cuda_graphs.after_fork_in_child()
         _graph_module.after_fork_in_child()
         _scoped_settings.after_fork_in_child()

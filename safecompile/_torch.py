@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -331,3 +332,15 @@ def wrapper_code(context_call: CodeType) -> CodeType:
             return constant
     msg = "a compile_wrapper in _TorchDynamoContext.__call__"
     raise LookupError(msg)
+
+
+COMPILE_TASKS = "torch._inductor.runtime.compile_tasks"
+
+
+def choice_of_ptxas(module: Any) -> Callable[[], None]:
+    """Returns the function by which torch sets ``TRITON_PTXAS_PATH`` to its own ``ptxas``, if it brings one."""
+    function: Callable[[], None] | None = getattr(module, "_set_triton_ptxas_path", None)
+    if function is None:
+        msg = f"{module.__name__}._set_triton_ptxas_path"
+        raise LookupError(msg)
+    return function

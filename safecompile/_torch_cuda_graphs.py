@@ -125,6 +125,25 @@ def allocate_workspace(stream: Any) -> None:
             torch.addmm(one[0], one, one)
 
 
+def tell_allocator(manager: Any, inputs: Any, stream: Any) -> None:
+    """Keeps the memory of those inputs that no graph has made, when they are dropped, until ``stream`` is done."""
+    import torch
+
+    node = manager.current_node
+    made_by_graphs = set() if node is None else {one.data_ptr() for one in node.path_live_weakrefs()}
+    for one in inputs:
+        if isinstance(one, torch.Tensor) and one.is_cuda and one.untyped_storage().data_ptr() not in made_by_graphs:
+            one.record_stream(stream)
+
+
+def cublas_handle(device: int) -> int:
+    """Returns this thread's cuBLAS handle for a device. Threads that end pass theirs on."""
+    import torch
+
+    with torch.cuda.device(device):
+        return int(torch._C._cuda_getCurrentBlasHandle())
+
+
 def aligning(trees: Any, model: Any, inputs: Any, static: Any, mutated: Any) -> Any:
     """Returns ``model`` with what torch puts in front of a graph: misaligned inputs are copied."""
     to_check = trees.get_input_idxs_to_check(inputs, static)

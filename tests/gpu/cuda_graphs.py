@@ -161,7 +161,7 @@ def graphs_train_4_threads():
 
 @step
 def graphs_one_thread_for_each_request():
-    """30 threads, three at a time: outputs are read after their thread has ended, then dropped; memory is bounded."""
+    """60 threads, three at a time: outputs are read after their thread has ended, then dropped; memory is bounded."""
     import torch
 
     count_captures()
@@ -169,7 +169,7 @@ def graphs_one_thread_for_each_request():
     w = weight(device)
     function = reduced(body)
     kept, reserved = {}, []
-    for group in range(10):
+    for group in range(20):
 
         def work(i, group=group):
             with torch.no_grad():
@@ -186,7 +186,7 @@ def graphs_one_thread_for_each_request():
             torch.cuda.synchronize()
             reserved.append(torch.cuda.memory_reserved() // 2**20)
     if reserved:
-        assert reserved[-1] == reserved[-3], f"memory grows: {reserved} MiB"
+        assert reserved[-1] == max(reserved[:10]), f"memory grows: {reserved} MiB"
     return {**captures, "reserved_mib": reserved}
 
 

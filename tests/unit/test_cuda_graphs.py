@@ -144,10 +144,48 @@ def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[M
     run_threads([lambda: call(function)])
     assert managers[2].is_shut_down
     assert len(function.replays) == 1
-    free = list(_cuda_graphs._streams[0])
-    _cuda_graphs.take_free_stream(managers[-1], 0)
-    assert managers[-1].stream is free[-1]
-    assert _cuda_graphs._streams[0] == free[:-1]
+
+
+def test_a_stream_is_used_again_with_the_same_cublas_handle(
+    managers: list[Manager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair of a stream and a handle keeps a workspace for good, so their number must not grow."""
+    handles = iter([7, 8, 7, 8])
+    monkeypatch.setattr(_cuda_graphs.host, "cublas_handle", lambda device: next(handles))
+    function, streams = graphed(), []
+
+    def work() -> None:
+        call(function)
+        _cuda_graphs.take_free_stream(managers[-1], 0)
+        streams.append(managers[-1].stream)
+
+    for _ in range(4):
+        run_threads([work])
+    assert len(set(map(id, streams))) == 2
+    assert streams[0] is streams[2]
+
+
+def test_the_allocator_is_told_of_inputs_that_are_used_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but what graphs have made, whose memory no other thread is ever given."""
+    told: list[int] = []
+
+    class OnTheGpu(torch.Tensor):
+        is_cuda = True
+
+        def record_stream(self, stream: Any) -> None:
+            told.append(int(self[0]))
+
+    class Node:
+        def path_live_weakrefs(self) -> list[Any]:
+            return [made.untyped_storage()]
+
+    made, given = (torch.full((1,), float(n)).as_subclass(OnTheGpu) for n in range(2))
+    manager = Manager(0)
+    manager.current_node = Node()
+    _cuda_graphs.host.tell_allocator(manager, [made, given, 3, torch.zeros(1)], "stream")
+    manager.current_node = None
+    _cuda_graphs.host.tell_allocator(manager, [given], "stream")
+    assert told == [1, 1]
 
 
 def test_threads_that_python_has_not_started(managers: list[Manager]) -> None:
