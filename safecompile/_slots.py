@@ -74,7 +74,17 @@ class _FunctionSlot(_Slot):
         self.code = self.function.__code__
         self.hook = f"__safecompile_{name.strip('_')}__"
         self.dispatching = _rewrite.recompiled(self.function, _Dispatching(self.hook).visit)
-        self.function.__globals__[self.hook] = self._dispatcher()
+        self.names = {
+            self.hook: self._dispatcher(),
+            f"{self.hook[:-2]}_stacks__": self.stacks,
+            f"{self.hook[:-2]}_thread__": threading.get_ident,
+        }
+        self.function.__globals__.update(self.names)
+
+    def leave(self) -> None:
+        """Takes its names out of the module of the function."""
+        for name in self.names:
+            self.function.__globals__.pop(name, None)
 
     def _dispatcher(self) -> Callable[..., Any]:
         stacks, get_ident, plain = self.stacks, threading.get_ident, plain_function(self.function)
@@ -155,9 +165,10 @@ def plain_function(function: FunctionType) -> FunctionType:
 
 
 class _Dispatching(ast.NodeTransformer):
-    """Puts in front of a method's body: ``if not torch.compiler.is_dynamo_compiling(): return hook(<arguments>)``.
+    """Puts in front of a method's body: ``if <this thread traces>: return hook(<arguments>)``.
 
-    Dynamo folds the condition, and inlines what it would inline without it.
+    What Dynamo sees of the condition is ``not torch.compiler.is_dynamo_compiling() and …``. It folds that, and inlines
+    what it would inline without it. A thread that does not trace pays for no call of Python's more than that one.
     """
 
     def __init__(self, hook: str) -> None:
@@ -168,7 +179,8 @@ class _Dispatching(ast.NodeTransformer):
         given += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
         given += [f"{one.arg}={one.arg}" for one in node.args.kwonlyargs]
         given += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
-        text = f"if not torch.compiler.is_dynamo_compiling():\n    return {self.hook}({', '.join(given)})"
+        here = f"{self.hook[:-2]}_thread__() in {self.hook[:-2]}_stacks__"
+        text = f"if not torch.compiler.is_dynamo_compiling() and {here}:\n    return {self.hook}({', '.join(given)})"
         first = ast.parse(text).body[0]
         for part in ast.walk(first):
             ast.copy_location(part, node.body[0])
@@ -290,7 +302,7 @@ def forget() -> None:
     with _bookkeeping:
         if not _slots:
             for slot in _function_slots.values():
-                slot.function.__globals__.pop(slot.hook, None)
+                slot.leave()
             _function_slots.clear()
             _standing.clear()
 
