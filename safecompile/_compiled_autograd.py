@@ -15,7 +15,8 @@ from typing import Any
 
 from . import _events
 from . import _torch_state as host
-from ._patches import AttributePatch, Patch, thread_local_globals
+from ._globals import thread_local_globals
+from ._patches import AttributePatch, Patch
 
 
 class _Local(threading.local):

@@ -12,7 +12,8 @@ from __future__ import annotations
 from types import ModuleType
 
 from . import _fx, _rewrite, _scoped_settings, _torch_fx, _torch_state
-from ._patches import CodePatch, Patch, thread_local_globals
+from ._globals import thread_local_globals
+from ._patches import CodePatch, Patch
 
 
 def patches_of_hop_utils(module: ModuleType) -> list[Patch]:

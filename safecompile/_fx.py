@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from . import _rewrite, _slots, _torch, _torch_fx
-from ._patches import AttributePatch, CodePatch, Patch, thread_local_globals
+from ._globals import thread_local_globals
+from ._patches import AttributePatch, CodePatch, Patch
 
 
 class _Local(threading.local):

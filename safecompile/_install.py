@@ -20,7 +20,8 @@ from typing import Any
 from . import _environment, _torch, _torch_fx
 from ._errors import HostMismatchError, InstallError, LateInstallWarning, SafeCompileWarning
 from ._families import Family, Part, all_families
-from ._patches import AttributePatch, GlobalsPatch, Patch, late_references
+from ._globals import GlobalsPatch
+from ._patches import AttributePatch, Patch, late_references
 from ._rewrite import RewriteError
 
 _families: list[Family] = []
@@ -349,15 +350,15 @@ def _after_fork_in_child() -> None:
         from . import (
             _compiled_autograd,
             _cuda_graphs,
+            _globals,
             _graph_module,
             _miss,
-            _patches,
             _scoped_settings,
             _slots,
             _stance,
         )
 
-        _patches.after_fork_in_child()
+        _globals.after_fork_in_child()
         _compiled_autograd.after_fork_in_child()
         _cuda_graphs.after_fork_in_child()
         _graph_module.after_fork_in_child()

@@ -15,8 +15,7 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 #: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
 LOCAL = "__safecompile_local__"
@@ -206,53 +205,3 @@ class ThreadLocalNames(ast.NodeTransformer):
             self.changed = True
             node.value = ast.copy_location(ast.Attribute(node.value, LOCAL, ast.Load()), node)
         return node
-
-
-def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
-    """Yields each function defined in ``module``, methods and the bodies of decorated ones included."""
-    seen: set[int] = set()
-    spaces: list[dict[str, Any]] = [vars(module)]
-    spaces += [
-        dict(vars(value))
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    ]
-    for space in spaces:
-        for value in list(space.values()):
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            while function is not None:
-                if (
-                    type(function) is types.FunctionType
-                    and function.__globals__ is vars(module)
-                    and id(function) not in seen
-                ):
-                    seen.add(id(function))
-                    yield function
-                function = getattr(function, "__dict__", {}).get("__wrapped__")
-
-
-def users_of_globals(
-    module: types.ModuleType, names: Iterable[str], flags: Iterable[str] = (), *, kept: bool = False
-) -> list[tuple[types.FunctionType, types.CodeType]]:
-    """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
-
-    Raises:
-        RewriteError: see :func:`recompiled`; nothing was changed.
-
-    Thread safety: reads only; may run at any time in any thread.
-    """
-    found = []
-    for function in functions_of(module):
-        if not _mentions(function.__code__, names):
-            continue
-        transformer = ThreadLocalNames(names, flags=flags, kept=kept)
-        code = recompiled(function, transformer.visit)
-        if transformer.changed:
-            found.append((function, code))
-    return found
-
-
-def _mentions(code: types.CodeType, names: Iterable[str]) -> bool:
-    return any(name in code.co_names for name in names) or any(
-        _mentions(c, names) for c in code.co_consts if isinstance(c, types.CodeType)
-    )

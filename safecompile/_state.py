@@ -18,7 +18,8 @@ from typing import Any
 
 from . import _rewrite
 from . import _torch_state as host
-from ._patches import AttributePatch, CodePatch, Patch, thread_local_globals
+from ._globals import thread_local_globals
+from ._patches import AttributePatch, CodePatch, Patch
 
 
 class _Local(threading.local):

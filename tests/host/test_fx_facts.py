@@ -12,7 +12,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.fx.traceback as traceback
 from torch._higher_order_ops import utils as hop_utils
 
-from safecompile import _rewrite, _torch_fx, uninstall
+from safecompile import _globals, _torch_fx, uninstall
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_the_source_is_what_runs(name):
     always, sometimes = _torch_fx.FX_GLOBALS[name]
     names = [*always, *(one for one in sometimes if one in vars(module))]
     assert set(always) <= vars(module).keys()
-    assert _rewrite.users_of_globals(module, names)
+    assert _globals.users_of_globals(module, names)
 
 
 def test_higher_order_ops_set_the_flag_by_attribute():
