@@ -10,7 +10,7 @@ import sys
 from time import sleep
 from typing import Any, Final
 
-from . import _cuda_graphs, _slots, _torch
+from . import _graph_trees, _slots, _torch
 
 #: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
 ATTEMPTS_AT_MOST = 8
@@ -39,7 +39,7 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
         try:
             return original(callback, frame, head, frame_state)
         except Exception as error:
-            if attempts < ATTEMPTS_AT_MOST and _cuda_graphs.was_in_the_way(error):
+            if attempts < ATTEMPTS_AT_MOST and _graph_trees.was_in_the_way(error):
                 sleep(CAPTURE_S)
                 continue
             if not _torch.is_internal_error(error):

@@ -349,9 +349,9 @@ def _after_fork_in_child() -> None:
     if _installed:
         from . import (
             _compiled_autograd,
-            _cuda_graphs,
             _globals,
             _graph_module,
+            _graph_trees,
             _miss,
             _scoped_settings,
             _slots,
@@ -360,7 +360,7 @@ def _after_fork_in_child() -> None:
 
         _globals.after_fork_in_child()
         _compiled_autograd.after_fork_in_child()
-        _cuda_graphs.after_fork_in_child()
+        _graph_trees.after_fork_in_child()
         _graph_module.after_fork_in_child()
         _scoped_settings.after_fork_in_child()
         _slots.after_fork_in_child()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import _attempts, _cuda_graphs, install, uninstall
+from safecompile import _attempts, _graph_trees, install, uninstall
 
 
 @pytest.fixture(params=["safe", "plain"])
@@ -69,7 +69,7 @@ def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
 def test_more_attempts_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch raises on a device on which another thread captures a CUDA graph is tried again, a while later."""
     install()
-    monkeypatch.setattr(_cuda_graphs, "_gates", {("capture", 0): threading.RLock()})
+    monkeypatch.setattr(_graph_trees, "gates", {("capture", 0): threading.RLock()})
     for text in ("Offset increment outside graph capture encountered unexpectedly.", "no CUDA"):
         calls: list[int] = []
 
