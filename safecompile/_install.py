@@ -1,8 +1,4 @@
-"""Puts the patches in and takes them out: each family of patches whole, or not at all.
-
-A family is a list of parts; a part names a module of torch and a function that returns the patches for it. A part
-whose module is not imported yet waits for its import (wrapt's import hooks), so nothing is imported for its sake.
-"""
+"""Puts the patches in and takes them out: each family of patches whole, or not at all."""
 
 from __future__ import annotations
 
@@ -14,25 +10,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
 
-from . import _environment, _torch, _torch_fx
-from ._errors import HostMismatchError, InstallError, LateInstallWarning, SafeCompileWarning
-from ._families import Family, Part, all_families
-from ._globals import GlobalsPatch
-from ._patches import AttributePatch, Patch, late_references
-from ._rewrite import RewriteError
+from . import _applying, _environment, _torch, _torch_fx
+from ._errors import InstallError, LateInstallWarning, SafeCompileWarning
+from ._families import Family, all_families
+from ._patches import late_references
 
-_families: list[Family] = []
-_hooked: set[str] = set()
 _installed = False
-_active = False  # set before _installed: import hooks apply what they wait for
-_mismatch: HostMismatchError | None = None
 _fork_handler_registered = False
-
-# Guards everything above. Held while patches are built and exchanged, which calls nothing of the user's.
-_installing = threading.RLock()
 
 
 def is_installed() -> bool:
@@ -54,9 +39,9 @@ def state() -> dict[str, str]:
     Thread safety: may be called from any thread at any time; waits for nothing.
     """
     if not _installed:
-        return {family.name: "off: not installed" for family in _families}
-    off = f"off: the '{_mismatch.family}' patches do not fit this torch" if _mismatch else None
-    return {one.name: one.state() if one.problem or off is None else off for one in _families}
+        return {family.name: "off: not installed" for family in _applying.families}
+    off = f"off: the '{_applying.mismatch.family}' patches do not fit this torch" if _applying.mismatch else None
+    return {one.name: one.state() if one.problem or off is None else off for one in _applying.families}
 
 
 def install(*, timeout_s: float = 10.0) -> None:
@@ -71,7 +56,7 @@ def install(*, timeout_s: float = 10.0) -> None:
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
-    global _installed, _active, _mismatch
+    global _installed
     if _installed or _environment.is_disabled():
         return
     _environment.check_gil()
@@ -82,19 +67,19 @@ def install(*, timeout_s: float = 10.0) -> None:
     with _quiet("install", timeout_s):
         if _installed:
             return
-        _families[:] = families
-        _mismatch = None
-        _active = True
+        _applying.families[:] = families
+        _applying.mismatch = None
+        _applying.active = True
         try:
-            for family in _families:
+            for family in _applying.families:
                 for part in family.parts:
-                    _when_imported(family.name, part)
+                    _applying.when_imported(family.name, part)
         except BaseException:
-            _undo_all()
-            _active = False
+            _applying.undo_all()
+            _applying.active = False
             raise
         _installed = True
-    _catch_up()
+    _applying.catch_up()
     _register_fork_handler()
     _warn_of_late_references()
 
@@ -113,15 +98,15 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
 
     Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
     """
-    global _installed, _active, _mismatch
+    global _installed
     if not _installed:
         return
     with _quiet("uninstall", timeout_s):
         if _installed:
             _finish_resets()
-            left = _undo_all()
+            left = _applying.undo_all()
             _forget_slots()
-            _installed, _active, _mismatch = False, False, None
+            _installed, _applying.active, _applying.mismatch = False, False, None
             for what in left:
                 warnings.warn(
                     f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
@@ -149,13 +134,13 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
             f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
         )
 
-    # The order of locks, everywhere: torch's compile lock, a module's import lock, _installing. A thread that imports
-    # a part of torch in the middle of a compile takes them so, and whoever has _installing imports nothing.
+    # The order of locks, everywhere: torch's compile lock, a module's import lock, _applying.installing. A thread that
+    # imports a part of torch in the middle of a compile takes them so, and whoever has the last imports nothing.
     lock = _torch.compile_lock() if _torch.loaded(_torch.CONVERT_FRAME) else threading.RLock()
     if not lock.acquire(timeout=max(0.0, timeout_s)):
         raise give_up("compiling")  # noqa: EM101
     try:
-        with _installing:  # an installer does no work of the user's: waiting for one needs no limit
+        with _applying.installing:  # an installer does no work of the user's: waiting for one needs no limit
             while _torch_fx.another_thread_traces():
                 if time.monotonic() > deadline:
                     raise give_up("tracing")  # noqa: EM101
@@ -172,122 +157,8 @@ def _wait_for_imports(families: list[Family]) -> None:
             importlib.import_module(part.module)
 
 
-def _when_imported(family: str, part: Part) -> None:
-    """Applies ``part`` now if its module is there, else at its import."""
-    import wrapt
-
-    module = _torch.loaded(part.module)
-    if module is not None:
-        _apply(family, part, module)
-        return
-    if part.module in _hooked:
-        return
-    _hooked.add(part.module)
-    _registering.now = True
-    try:
-        wrapt.register_post_import_hook(_at_import, part.module)
-    finally:
-        _registering.now = False
-
-
-class _Registering(threading.local):
-    """Whether this thread is in wrapt's registration, which calls the hook at once for a half imported module."""
-
-    now = False
-
-
-_registering = _Registering()
-
-#: Modules of which another thread began the import after this one had looked, and before it had registered.
-_missed: set[str] = set()
-
-
-def _at_import(module: ModuleType) -> None:
-    """Applies each part that has been waiting and whose module is there by now."""
-    if _registering.now:
-        _missed.add(module.__name__)
-        return
-    with _installing:
-        if _active:
-            _apply_waiting(module)
-
-
-def _apply_waiting(complete: ModuleType | None = None) -> None:
-    for family in _families:
-        for part in family.parts:
-            is_it = complete is not None and part.module == complete.__name__
-            module = complete if is_it else _torch.loaded(part.module)
-            if module is not None and not family.has(part):
-                _apply(family.name, part, module)
-
-
-def _catch_up() -> None:
-    """Waits for the imports that were missed, holding no lock, and applies what waits for them."""
-    while _missed:
-        importlib.import_module(_missed.pop())
-        with _installing:
-            if _active:
-                _apply_waiting()
-
-
-def _apply(family_name: str, part: Part, module: ModuleType) -> None:
-    """Puts the patches of one part in, or takes its whole family out."""
-    family = next(one for one in _families if one.name == family_name)
-    if _mismatch is not None:
-        if part.module == _torch.CONVERT_FRAME and not any(one.applied for one in _families):
-            _refuse_to_compile(family, part, module)
-        return
-    if family.problem is not None:
-        return
-    done: list[Patch] = []
-    family.applied.append((part, done))
-    try:
-        for patch in part.build(module):
-            done.append(patch)
-            patch.apply()
-    except (AttributeError, LookupError, TypeError, ValueError, RewriteError, SyntaxError) as error:
-        _take_out(family, part, f"{part.module} ({part.build.__name__}): {error}")
-
-
-def _take_out(family: Family, part: Part, what: str) -> None:
-    global _mismatch
-    if family.required or _environment.is_strict():
-        _undo_all()
-        family.problem = what
-        _mismatch = HostMismatchError(family.name, what, _torch.version())
-        convert_frame = _torch.loaded(_torch.CONVERT_FRAME)
-        if convert_frame is not None:
-            _refuse_to_compile(family, part, convert_frame)
-        return
-    _undo(family)
-    family.problem = what
-    warnings.warn(
-        f"safecompile leaves its '{family.name}' patches off: this torch ({_torch.version()}) does not have what they "
-        f"need: {what}. The other patches are in. Set SAFECOMPILE_STRICT=1 to make this an error.",
-        SafeCompileWarning,
-        stacklevel=2,
-    )
-
-
-def _refuse_to_compile(family: Family, part: Part, convert_frame: ModuleType) -> None:
-    """Makes the first compile raise, instead of running unprotected without a word."""
-    error = _mismatch
-
-    def _patched_callback(*_: Any, **__: Any) -> Any:
-        raise error  # type: ignore[misc]
-
-    owner = getattr(convert_frame, "CatchErrorsWrapper", None)
-    patch = (
-        AttributePatch(sys.modules["torch"], "compile", _patched_callback)
-        if owner is None
-        else AttributePatch(owner, "__call__", _patched_callback)
-    )
-    patch.apply()
-    family.applied.append((part, [patch]))
-
-
 def _warn_of_late_references() -> None:
-    patches = [patch for family in _families for _, applied in family.applied for patch in applied]
+    patches = [patch for family in _applying.families for _, applied in family.applied for patch in applied]
     late = [name for name in late_references(patches) if name not in _warned]
     _warned.update(late)
     if late:
@@ -302,25 +173,6 @@ def _warn_of_late_references() -> None:
 
 #: The late references that were named already.
 _warned: set[str] = set()
-
-
-def _undo(family: Family) -> list[str]:
-    left: list[str] = []
-    for _, patches in reversed(family.applied):
-        for patch in reversed(patches):
-            if isinstance(patch, GlobalsPatch):
-                patch.is_still_used = bool(left)
-            elif left and isinstance(patch, AttributePatch) and patch.name.startswith("__safecompile"):
-                continue  # code that somebody else has made of ours may use it
-            what = patch.revert()
-            if what is not None:
-                left.append(what)
-    family.applied.clear()
-    return left
-
-
-def _undo_all() -> list[str]:
-    return [what for family in reversed(_families) for what in _undo(family)]
 
 
 def _finish_resets() -> None:
@@ -344,8 +196,7 @@ def _register_fork_handler() -> None:
 
 def _after_fork_in_child() -> None:
     """The one place where a forked child forgets what the parent's other threads were doing."""
-    global _installing
-    _installing = threading.RLock()
+    _applying.installing = threading.RLock()
     if _installed:
         from . import (
             _compiled_autograd,
