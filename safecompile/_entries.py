@@ -19,7 +19,7 @@ from time import monotonic
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from . import _frames, _torch
+from . import _frames, _torch_entries
 from ._patches import AttributePatch, Patch
 
 #: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
@@ -94,8 +94,8 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
 
 def outdate(guard_manager: Any) -> None:
     """Has the guards never hold again. Frees nothing: another thread may be about to use the entry."""
-    if _torch.is_live(guard_manager):
-        _torch.add_failing_guard(guard_manager)
+    if _torch_entries.is_live(guard_manager):
+        _torch_entries.add_failing_guard(guard_manager)
     guard_manager.__dict__["_safecompile_outdated"] = monotonic()
 
 
@@ -108,9 +108,9 @@ def take_out_outdated(code: CodeType, until: float) -> None:
     """Takes guards and code out of the entries that were outdated ``until`` then. The bare entries stay."""
     due = [
         entry
-        for entry in _torch.cache_entries(code)
+        for entry in _torch_entries.cache_entries(code)
         if is_outdated(manager := entry.guard_manager)
-        and _torch.is_live(manager)
+        and _torch_entries.is_live(manager)
         and manager.__dict__["_safecompile_outdated"] <= until
     ]
     # Copies share a guard manager, which forgets its extra_state with the first that goes.
@@ -118,7 +118,7 @@ def take_out_outdated(code: CodeType, until: float) -> None:
         if state is not None:
             keep(entry)
             manager = entry.guard_manager
-            _becomes(manager, _torch.take_out(entry, state))
+            _becomes(manager, _torch_entries.take_out(entry, state))
 
 
 def _becomes(guard_manager: Any, bare: Any) -> None:
@@ -179,7 +179,7 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
         if not isinstance(entries, list):
             return original(frame, _linked(entries, device), *totals)
         kept = counted(entries, device)
-        everywhere = _torch.cache_entries(frame.f_code)
+        everywhere = _torch_entries.cache_entries(frame.f_code)
         copies = len(everywhere) - len(without_copies(everywhere))
         return original(frame, kept, *(total - copies for total in totals))
 
@@ -199,11 +199,11 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
         if entry is not None:
             keep(entry)
         result = original(self, *args, **kwargs)
-        if not _torch.is_live(getattr(self, "guard_manager", None)):
+        if not _torch_entries.is_live(getattr(self, "guard_manager", None)):
             _becomes(shared, self.guard_manager)
         code = copies_of() if copies_of is not None else None
         if code is not None and extra_state is not None:
-            for copied in _torch.cache_entries(code):
+            for copied in _torch_entries.cache_entries(code):
                 if copied.guard_manager is shared:
                     extra_state.invalidate(copied, self.guard_manager)
         return result

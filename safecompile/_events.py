@@ -163,8 +163,7 @@ def warn_of_backward_without_compiled_autograd() -> None:
         return
     _told_of.add("compiled autograd")
     log.warning(
-        "a backward of %r runs without compiled autograd: torch runs one compiled backward at a time (up to 2.7: and "
-        "none beside any other backward), and another thread is in one. The gradients are the same. If speed matters, "
-        "let the threads take turns in backward.",
+        "a backward of %r runs without compiled autograd: it can begin only while no other backward of the process "
+        "runs. The gradients are the same. If speed matters, let the threads take turns in backward.",
         threading.current_thread().name,
     )

@@ -59,6 +59,7 @@ def all_families() -> list[Family]:
         _state,
         _triton_keys,
     )
+    from . import _torch_autograd as autograd
     from . import _torch_cuda_graphs as graphs
     from . import _torch_state as state
 
@@ -116,7 +117,7 @@ def all_families() -> list[Family]:
         Family("autograd context", [Part(state.AUTOGRAD_GRAPH, _state.patches_of_autograd_graph)]),
         Family(
             "compiled autograd",
-            [Part(state.COMPILED_AUTOGRAD_MODULE, _compiled_autograd.patches_of_compiled_autograd)],
+            [Part(autograd.COMPILED_AUTOGRAD_MODULE, _compiled_autograd.patches_of_compiled_autograd)],
         ),
         Family("callbacks", [Part(state.CALLBACK, _state.patches_of_callback)]),
         Family("ddp", [Part(state.DISTRIBUTED, _state.patches_of_ddp)]),
@@ -135,7 +136,7 @@ def all_families() -> list[Family]:
                 Part(graphs.CUDAGRAPHS_BACKEND, _cuda_graphs.patches_of_backwards),
             ],
         ),
-        Family("triton keys", [Part(_torch.COMPILE_TASKS, _triton_keys.patches_of_compile_tasks)]),
+        Family("triton keys", [Part(graphs.COMPILE_TASKS, _triton_keys.patches_of_compile_tasks)]),
         Family(
             "stance",
             [

@@ -21,12 +21,11 @@ _ENGINE = frozenset(str(Path(__file__).with_name(name)) for name in ("_miss.py",
 
 def wrapper_above(frame: FrameType | None) -> FrameType | None:
     """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
-    calls = _torch.module_call_codes()
     while frame is not None:
         code = frame.f_code
         if _is_wrapper(frame):
             return frame
-        if any(code is one for one in calls):
+        if _torch.is_module_call(code):
             if _torch.has_hooks(frame.f_locals["self"]):
                 return None
         elif code.co_filename not in _ENGINE and not _torch.is_frame_around_a_call(frame):

@@ -20,6 +20,7 @@ from typing import Any
 from . import _rewrite, _slots, _torch, _torch_fx
 from ._globals import thread_local_globals
 from ._patches import AttributePatch, CodePatch, Patch
+from ._slot_kinds import plain_function
 
 
 class _Local(threading.local):
@@ -146,7 +147,7 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         AttributePatch(patcher, "patch", _patched_patch),
         AttributePatch(patcher, "patch_method", _patched_patch_method),
         # What a trace calls when it means the original: that function dispatches while somebody traces.
-        *(AttributePatch(module, name, _slots.plain_function(vars(module)[name])) for name in _torch_fx.FX_ORIGINALS),
+        *(AttributePatch(module, name, plain_function(vars(module)[name])) for name in _torch_fx.FX_ORIGINALS),
     ]
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import _applying, _environment, _torch, _torch_fx
+from . import _applying, _compiled_autograd, _environment, _torch, _torch_fx
 from ._errors import InstallError, LateInstallWarning, SafeCompileWarning
 from ._families import Family, all_families
 from ._patches import late_references
@@ -121,10 +121,10 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
     """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
     deadline = time.monotonic() + timeout_s
 
-    if _torch_fx.traces_here():
+    if _torch_fx.traces_here() or _compiled_autograd.is_in_use_here():
         msg = (
-            f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, where nothing can "
-            f"be patched. Nothing was changed. Call {what}() before or after it."
+            f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, or with compiled "
+            f"autograd on, where nothing can be patched. Nothing was changed. Call {what}() before or after it."
         )
         raise InstallError(msg)
 
@@ -141,9 +141,9 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
         raise give_up("compiling")  # noqa: EM101
     try:
         with _applying.installing:  # an installer does no work of the user's: waiting for one needs no limit
-            while _torch_fx.another_thread_traces():
+            while _torch_fx.another_thread_traces() or _compiled_autograd.is_in_use():
                 if time.monotonic() > deadline:
-                    raise give_up("tracing")  # noqa: EM101
+                    raise give_up("tracing, or in a block with compiled autograd on")  # noqa: EM101
                 time.sleep(0.005)
             yield
     finally:
@@ -199,7 +199,6 @@ def _after_fork_in_child() -> None:
     _applying.installing = threading.RLock()
     if _installed:
         from . import (
-            _compiled_autograd,
             _globals,
             _graph_module,
             _graph_trees,

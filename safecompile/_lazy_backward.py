@@ -15,7 +15,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from . import _events, _miss, _settings, _torch
+from . import _events, _flights, _miss, _settings, _torch
 from ._patches import AttributePatch, Patch
 
 
@@ -108,7 +108,7 @@ class _Turn:
         try:
             try:
                 while not lock.acquire(timeout=_events.TICK_S):
-                    warned = warned or _miss.warn_of_wait(self.code, self.device, began, _miss.owner_of(lock))
+                    warned = warned or _flights.warn_of_wait(self.code, self.device, began, _flights.owner_of(lock))
                 waited_s = monotonic() - began
                 result = compiled()
                 if result is not None:

@@ -23,7 +23,6 @@ it counts in no limit and dies with the first.
 from __future__ import annotations
 
 import copy
-import re
 import sys
 import threading
 import weakref
@@ -31,43 +30,8 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from . import _attempts, _entries, _events, _frames, _global_state, _reset, _settings, _slots, _torch
-
-
-class Retry(BaseException):
-    """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
-
-
-class Flight:
-    """One compile in progress, and who does it."""
-
-    __slots__ = ("code", "done", "key", "leader", "skip")
-
-    def __init__(self, key: tuple[int, str], code: CodeType) -> None:
-        self.key = key
-        self.code = code  # keeps the id in the key from being used again
-        self.leader = threading.get_ident()
-        self.done = threading.Event()
-        self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
-
-    def close(self) -> None:
-        """Ends the flight; may be called more than once, and by any thread."""
-        if flights.get(self.key) is self:
-            flights.pop(self.key, None)
-        self.done.set()
-
-    def is_abandoned(self) -> bool:
-        """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
-        frame = sys._current_frames().get(self.leader)
-        while frame is not None:
-            if frame.f_code is on_miss.__code__ and frame.f_locals.get("flight") is self:
-                return False
-            frame = frame.f_back
-        return True
-
-
-#: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.
-flights: dict[tuple[int, str], Flight] = {}
+from . import _attempts, _entries, _events, _frames, _global_state, _reset, _settings, _slots, _torch, _torch_entries
+from ._flights import Flight, Retry, flights, owner_of, warn_of_wait
 
 #: What each thread's last compile returned, until torch drops it; for the moment between the return of the
 #: callback, when the lock is free again, and the publication of the entry in torch's list. No weak dictionary: its
@@ -114,7 +78,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
                     break
                 call.wait_for(other)
                 if other.skip is not None:
-                    call.result, call.outcome = _torch.skipped_again(callback, other.skip, frame), "skipped"
+                    call.result, call.outcome = _torch_entries.skipped_again(callback, other.skip, frame), "skipped"
                     break
         finally:
             call.settle(lock, flight, multithreading)
@@ -188,7 +152,7 @@ class _Call:
     def _trace(self, flight: Flight | None) -> None:
         began = monotonic()
         # torch 2.7-2.12 counts the entries from the head that it is handed, which is stale after a wait.
-        entries = _torch.cache_entries(self.code) if self.waited_s > 0.0 else []
+        entries = _torch_entries.cache_entries(self.code) if self.waited_s > 0.0 else []
         head = entries[0] if entries else self.cache_entry
         self.outcome = "failed"
         if _reset.cold:
@@ -203,7 +167,7 @@ class _Call:
         if guarded is not None:
             self.outcome = "compiled"
             self.wrapped = _slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
-            _entries.made_for(guarded.guard_manager, _torch.backend_of(self.callback), self.region, self.device)
+            _entries.made_for(guarded.guard_manager, _torch_entries.backend_of(self.callback), self.region, self.device)
             guarded.__dict__["_safecompile_code"] = self.code
             for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:
                 returned.pop(ident, None)
@@ -234,7 +198,7 @@ class _Call:
         if wrapper is not None and _frames.RETRIED not in wrapper.f_locals and self._is_published():
             raise Retry
         _entries.mark_copies(self.entry.guard_manager, self.code)
-        return _torch.served_again(self.entry)
+        return _torch_entries.served_again(self.entry)
 
     def _is_published(self) -> bool:
         """Tells whether torch has the entry in its list; gives the leader a moment to get there."""
@@ -243,15 +207,6 @@ class _Call:
                 return True
             sleep(0.001)
         return self.entry.guard_manager.cache_entry is not None
-
-
-def warn_of_wait(code: CodeType, device: str, began: float, holder: int | None) -> bool:
-    """Warns if a wait that ``began`` (monotonic seconds) is long by now; tells whether it did."""
-    waited = monotonic() - began
-    if waited < _events.wait_warning_s:
-        return False
-    _events.warn_of_wait(code, device, waited, holder)
-    return True
 
 
 def being_compiled() -> tuple[CodeType, str]:
@@ -274,21 +229,15 @@ def find(callback: Any, frame: Any) -> Any:
     about_to_be = [
         one for ref in list(returned.values()) if (one := ref()) is not None and one._safecompile_code is code
     ]
-    for entry in [*_torch.cache_entries(code), *about_to_be]:
+    for entry in [*_torch_entries.cache_entries(code), *about_to_be]:
         made_for = _entries.what_for(entry.guard_manager)
         if made_for is None or _entries.is_outdated(entry.guard_manager):
             continue
         if wanted is None:
-            wanted = (_torch.backend_of(callback), _torch.region())
+            wanted = (_torch_entries.backend_of(callback), _torch.region())
         if made_for == wanted and _entries.fits(entry.guard_manager, frame.f_locals):
             return entry
     return None
-
-
-def owner_of(lock: Any) -> int | None:
-    """Returns the identity of the thread that holds an RLock, which only its repr tells."""
-    found = re.search(r"owner=(\d+)", repr(lock))
-    return int(found.group(1)) or None if found else None
 
 
 def after_fork_in_child() -> None:

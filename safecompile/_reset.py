@@ -17,7 +17,7 @@ from time import monotonic
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
-from . import _entries, _torch
+from . import _entries, _torch, _torch_entries
 from ._patches import AttributePatch, Patch
 
 #: The code of the function that stands in the place of torch's callback. Set by _callback.
@@ -43,13 +43,13 @@ OUTDATED_AT_MOST: Final = 64
 def reset(code: CodeType, *, at_most: int | None = None) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
     if _torch.one_thread_is_alive() and not _is_in_a_miss():
-        _torch.reset_code(code)
+        _torch_entries.reset_code(code)
         left.pop(id(code), None)
         return
     left[id(code)] = weakref.ref(code)
-    there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch.cache_entries(code))}
+    there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch_entries.cache_entries(code))}
     new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
-    live = sum(map(_torch.is_live, there.values()))
+    live = sum(map(_torch_entries.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
         return
@@ -57,7 +57,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
         _entries.outdate(manager)
     if new:
         outdated.append((monotonic(), weakref.ref(code)))
-    _torch.forget_decisions(code)
+    _torch_entries.forget_decisions(code)
     cold[id(code)] = weakref.ref(code)
 
 
@@ -117,7 +117,7 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     # no later reset finds the function.
     from . import _miss
 
-    noted = _torch.original_codes(module)
+    noted = _torch_entries.original_codes(module)
     original = noted.clear
 
     @functools.wraps(original)
@@ -128,8 +128,8 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
             if code is None:
                 left.pop(ident, None)
                 continue
-            _torch.note_for_resets(code)
-            for entry in _torch.cache_entries(code):
+            _torch_entries.note_for_resets(code)
+            for entry in _torch_entries.cache_entries(code):
                 if entry.code is not None:
                     noted[entry.code] = code
         for weak in list(_miss.returned.values()):

@@ -30,7 +30,7 @@ import ast
 import copy
 from types import CodeType, ModuleType
 
-from . import _frames, _miss, _rewrite, _torch
+from . import _flights, _frames, _rewrite, _torch
 from ._patches import ClosurePatch, CodePatch, Patch
 
 _RETRY = "safecompile: the class Retry stands here"
@@ -96,7 +96,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     if change.changed != 1:
         msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
         raise LookupError(msg)
-    code = _with_constants(code, {_RETRY: _miss.Retry, _REALLY: _torch.really_nothing_compiled})
+    code = _with_constants(code, {_RETRY: _flights.Retry, _REALLY: _torch.really_nothing_compiled})
     wrappers = _WrapperPatch(_torch.wrapper_code(call.__code__), _torch.wrapper_code(code))
     return [CodePatch(call, code), wrappers]
 

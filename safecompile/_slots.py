@@ -5,7 +5,6 @@ A slot stands in its place while at least one thread has it patched. Traces may 
 
 from __future__ import annotations
 
-import ast
 import dis
 import functools
 import importlib
@@ -17,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import _rewrite
+from ._slot_kinds import FunctionSlot, Slot
 
 # A leaf lock around the bookkeeping of slots: held for a few dictionary operations, while nothing of torch's or
 # of the user's runs and no other lock is taken. Reentrant, since a finalizer may trace.
@@ -24,85 +24,13 @@ _bookkeeping = threading.RLock()
 
 #: The slots that are in place, by (id of the class or dictionary, name). The slot keeps the owner alive, and is
 #: in the table only while a thread traces. Guarded by _bookkeeping.
-_slots: dict[tuple[int, str], _Slot] = {}
+_slots: dict[tuple[int, str], Slot] = {}
 
 #: id of the function that stands in a slot -> id of the original; for the search for functions to wrap.
 _originals: dict[int, int] = {}
 
-_ABSENT = object()
 
-
-class _Slot:
-    """One place that traces patch: an entry of a module's dictionary, or an attribute of a class."""
-
-    def __init__(self, owner: Any, name: str, standing: Callable[..., Any]) -> None:
-        self.owner, self.name, self.standing = owner, name, standing
-        self.is_class = isinstance(owner, type)
-        self.original = (vars(owner) if self.is_class else owner).get(name, _ABSENT)
-        self.stacks: dict[int, list[Callable[..., Any]]] = {}
-
-    def stand(self) -> None:
-        """Puts in the place what acts for the threads that trace."""
-        self._put(self.standing)
-
-    def clear(self) -> None:
-        """Brings the original back."""
-        self._put(self.original)
-
-    def _put(self, value: Any) -> None:
-        if value is _ABSENT:
-            if self.is_class:
-                delattr(self.owner, self.name)
-            else:
-                del self.owner[self.name]
-        elif self.is_class:
-            setattr(self.owner, self.name, value)
-        else:
-            self.owner[self.name] = value
-
-
-class _FunctionSlot(_Slot):
-    """A method that each trace replaces by its own: the function stays, and dispatches by thread while one traces.
-
-    Dynamo compares ``nn.Module.__call__`` and ``__getattr__`` by identity. With another function in their place, a
-    compile beside a trace would inline it, and its guards would fail when the trace ends.
-    """
-
-    def __init__(self, owner: type, name: str) -> None:
-        self.function = vars(owner)[name]
-        super().__init__(owner, name, self.function)
-        self.code = self.function.__code__
-        self.hook = f"__safecompile_{name.strip('_')}__"
-        self.dispatching = _rewrite.recompiled(self.function, _Dispatching(self.hook).visit)
-        self.names = {
-            self.hook: self._dispatcher(),
-            f"{self.hook[:-2]}_stacks__": self.stacks,
-            f"{self.hook[:-2]}_thread__": threading.get_ident,
-        }
-        self.function.__globals__.update(self.names)
-
-    def leave(self) -> None:
-        """Takes its names out of the module of the function."""
-        for name in self.names:
-            self.function.__globals__.pop(name, None)
-
-    def _dispatcher(self) -> Callable[..., Any]:
-        stacks, get_ident, plain = self.stacks, threading.get_ident, plain_function(self.function)
-
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            stack = stacks.get(get_ident())
-            return (stack[-1] if stack else plain)(*args, **kwargs)
-
-        return dispatch
-
-    def stand(self) -> None:
-        self.function.__code__ = self.dispatching
-
-    def clear(self) -> None:
-        self.function.__code__ = self.code
-
-
-class _ModuleSlot(_Slot):
+class _ModuleSlot(Slot):
     """A function of a module in C, such as ``math.sqrt``: the entry stays, and the module looks up by thread.
 
     Dynamo guards on the identity of such a function, in the module's dictionary. The dictionary of a module in C is the
@@ -155,41 +83,8 @@ def _module_in_c(dictionary: dict[str, Any]) -> ModuleType | None:
     return module if loader is BuiltinImporter or isinstance(loader, ExtensionFileLoader) else None
 
 
-def plain_function(function: FunctionType) -> FunctionType:
-    """Returns a function of its own that does what ``function`` does while nobody traces."""
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    functools.update_wrapper(copy, function)
-    return copy
-
-
-class _Dispatching(ast.NodeTransformer):
-    """Puts in front of a method's body: ``if <this thread traces>: return hook(<arguments>)``.
-
-    What Dynamo sees of the condition is ``not torch.compiler.is_dynamo_compiling() and …``. It folds that, and inlines
-    what it would inline without it. A thread that does not trace pays for no call of Python's more than that one.
-    """
-
-    def __init__(self, hook: str) -> None:
-        self.hook = hook
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        given = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
-        given += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
-        given += [f"{one.arg}={one.arg}" for one in node.args.kwonlyargs]
-        given += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
-        here = f"{self.hook[:-2]}_thread__() in {self.hook[:-2]}_stacks__"
-        text = f"if not torch.compiler.is_dynamo_compiling() and {here}:\n    return {self.hook}({', '.join(given)})"
-        first = ast.parse(text).body[0]
-        for part in ast.walk(first):
-            ast.copy_location(part, node.body[0])
-        node.body.insert(0, first)
-        return node
-
-
 #: The function slots made so far, kept so that torch sees one dispatching code only. Guarded by _bookkeeping.
-_function_slots: dict[tuple[type, str], _FunctionSlot] = {}
+_function_slots: dict[tuple[type, str], FunctionSlot] = {}
 
 
 #: The function that stands for each function that FX wraps, made once: guards of compiled code know it by identity.
@@ -201,23 +96,23 @@ _STANDING_AT_MOST = 256
 changes = 0
 
 
-def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> _Slot:
+def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> Slot:
     if shared or not isinstance(owner, type):
         module = None if isinstance(owner, type) else _module_in_c(owner)
-        slot = _Slot(owner, name, new) if module is None else _ModuleSlot(module, name, new)
+        slot = Slot(owner, name, new) if module is None else _ModuleSlot(module, name, new)
         if getattr(new, "__wrapped__", None) is slot.original:  # FX's wrapper of it, not somebody's own replacement
             slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
             while len(_standing) > _STANDING_AT_MOST:
                 del _standing[next(iter(_standing))]
         return slot
     if not isinstance(vars(owner).get(name), FunctionType):
-        return _Slot(owner, name, new)
+        return Slot(owner, name, new)
     known = _function_slots.get((owner, name))
     if known is None or known.function is not vars(owner)[name] or known.function.__code__ is not known.code:
         try:
-            known = _function_slots[owner, name] = _FunctionSlot(owner, name)
+            known = _function_slots[owner, name] = FunctionSlot(owner, name)
         except _rewrite.RewriteError:  # somebody's own function in the place of torch's
-            return _Slot(owner, name, _by_thread(vars(owner)[name], owner, name))
+            return Slot(owner, name, _by_thread(vars(owner)[name], owner, name))
     return known
 
 
@@ -268,7 +163,7 @@ class SlotPatch:
                 _remove(slot)
 
 
-def _remove(slot: _Slot) -> None:
+def _remove(slot: Slot) -> None:
     global changes
     changes += 1
     _slots.pop((id(slot.owner), slot.name), None)

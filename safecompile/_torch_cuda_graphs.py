@@ -1,4 +1,4 @@
-"""The private names of torch's CUDA graph trees. As :mod:`._torch`, it only names and tells."""
+"""The private names of CUDA graph trees and of Triton's kernels. As :mod:`._torch`, it only names and tells."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import inspect
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
 MUTATION_GUARD = "torch._dynamo.mutation_guard"
 CUDA = "torch.cuda"
+COMPILE_TASKS = "torch._inductor.runtime.compile_tasks"
 CAPTURE_LOCK = "graph_capture_lock"
 OUTPUT_CODE = "torch._inductor.output_code"
 CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
@@ -171,3 +173,12 @@ def captures_here() -> bool:
 def has_live_outputs(manager: Any) -> bool:
     """Tells whether somebody holds an output of the graphs that ran last."""
     return bool(manager.live_cudagraph_pool_storages_in_curr_execution())
+
+
+def choice_of_ptxas(module: Any) -> Callable[[], None]:
+    """Returns the function by which torch sets ``TRITON_PTXAS_PATH`` to its own ``ptxas``, if it brings one."""
+    function: Callable[[], None] | None = getattr(module, "_set_triton_ptxas_path", None)
+    if function is None:
+        msg = f"{module.__name__}._set_triton_ptxas_path"
+        raise LookupError(msg)
+    return function

@@ -20,7 +20,6 @@ EVAL_FRAME = "torch._dynamo.eval_frame"
 DECORATORS = "torch._dynamo.decorators"
 DISTRIBUTED = "torch.nn.parallel.distributed"
 AUTOGRAD_GRAPH = "torch.autograd.graph"
-COMPILED_AUTOGRAD_MODULE = "torch._dynamo.compiled_autograd"
 CALLBACK = "torch._dynamo.callback"
 
 #: torch.compiler.is_compiling() and is_exporting(). Export sets both; since torch 2.13 Dynamo sets the first for the
@@ -224,57 +223,3 @@ def remove_value(config: Any, name: str) -> None:
 def torch_folder() -> str:
     """Returns the folder of torch's own files, with a separator at its end."""
     return str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep
-
-
-#: The switch of compiled autograd as Python sees it; the second line: 2.8+.
-COMPILED_AUTOGRAD = (
-    "compiled_autograd_enabled",
-    "compiled_autograd_enabled_force_eager",
-    "in_compiled_autograd_region",
-)
-COMPILED_AUTOGRAD_OPTIONAL = ("active_disable_ctx", "depth")
-
-
-def compiled_autograd_switch() -> Any:
-    """Returns the module in C with the switch of the process."""
-    owner: Any = sys.modules["torch"]
-    return owner._C._dynamo.compiled_autograd
-
-
-def compiled_autograd_needs_no_other_backward(module: Any) -> bool:
-    """Tells whether the switch may not be touched while any thread is in backward (up to torch 2.7).
-
-    It raises then, and after that every backward of the process fails ("COMPILED_AUTOGRAD_POISON").
-    """
-    return not hasattr(module, "depth")
-
-
-def is_second_compiled_backward(error: RuntimeError) -> bool:
-    """Tells whether torch has refused a compiled backward because another one runs; nothing of it has run then."""
-    return "within another compiled autograd call" in str(error)
-
-
-def another_thread_is_in_backward() -> bool:
-    """Tells whether a thread other than this one is in a backward pass, by their stacks."""
-    code, me = sys.modules[AUTOGRAD_GRAPH]._engine_run_backward.__code__, threading.get_ident()
-    for ident, top in sys._current_frames().items():
-        frame = top if ident != me else None
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
-    return False
-
-
-def _variable() -> Any:
-    return sys.modules["torch"].autograd.Variable
-
-
-def execution_engine() -> Any:
-    """Returns autograd's engine, by which Python runs every backward."""
-    return _variable()._execution_engine
-
-
-def set_execution_engine(engine: Any) -> None:
-    """Puts another engine, of a class derived from torch's, in its place."""
-    _variable()._execution_engine = engine

@@ -12,7 +12,7 @@ import os
 from types import ModuleType
 from typing import Final
 
-from . import _torch
+from . import _torch_cuda_graphs as host
 from ._patches import Patch
 
 VARIABLE: Final = "TRITON_PTXAS_PATH"
@@ -20,7 +20,7 @@ VARIABLE: Final = "TRITON_PTXAS_PATH"
 
 def patches_of_compile_tasks(module: ModuleType) -> list[Patch]:
     """Returns the patch; changes nothing."""
-    _torch.choice_of_ptxas(module)
+    host.choice_of_ptxas(module)
     return [_PtxasPatch(module)]
 
 
@@ -33,10 +33,13 @@ class _PtxasPatch:
 
     def apply(self) -> None:
         if VARIABLE not in os.environ:
-            _torch.choice_of_ptxas(self.module)()
+            choose = host.choice_of_ptxas(self.module)
+            getattr(choose, "cache_clear", lambda: None)()  # torch makes it once
+            choose()
             self.chosen = os.environ.get(VARIABLE)
 
     def revert(self) -> str | None:
         if self.chosen is not None and os.environ.get(VARIABLE) == self.chosen:
             del os.environ[VARIABLE]
+            getattr(host.choice_of_ptxas(self.module), "cache_clear", lambda: None)()
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from safecompile import _frames, _miss, _torch
+from safecompile import _flights, _frames, _miss, _torch, _torch_entries
 
 from .scheduler import Scheduler
 
@@ -122,7 +122,7 @@ class FakeTorch:
             "cache_entries": lambda code: list(self.lists.get(code, [])),
             "backend_of": lambda callback: callback,
             "region": lambda: -1,
-            "module_call_codes": tuple,
+            "is_module_call": lambda code: False,
             "is_frame_around_a_call": lambda frame: frame.f_code is FakeTorch._evaluate.__code__,
             "compile_events": dict,
             "graphs_compiled": lambda: len(self.compiles),
@@ -132,13 +132,15 @@ class FakeTorch:
             ),
             "skipped_again": lambda callback, result, frame: result,
         }.items():
-            patch.setattr(_torch, name, stand_in)
+            patch.setattr(_torch if hasattr(_torch, name) else _torch_entries, name, stand_in)
         patch.setattr(_frames, "retrying_codes", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
         patch.setattr(_frames, "region_strayed", lambda: None)
-        patch.setattr(_miss, "monotonic", self.scheduler.monotonic)
+        stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
+        for module in (_miss, _flights):
+            patch.setattr(module, "monotonic", self.scheduler.monotonic)
+            patch.setattr(module, "threading", stand_in_threading)
         patch.setattr(_miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
         patch.setattr(_frames, "device_of", lambda frame: frame.f_locals["device"])
-        patch.setattr(_miss, "threading", SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler)))
 
     def code_of(self, name: str) -> CodeType:
         return self.codes.setdefault(name, (lambda: None).__code__.replace(co_name=name))

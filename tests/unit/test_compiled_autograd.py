@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any
 
@@ -40,7 +41,7 @@ def off_again():
     """Takes away what plain torch leaves on."""
     yield
     for name, value in (("depth", 0), ("active_disable_ctx", False)):
-        if hasattr(compiled_autograd, name):
+        if name in vars(compiled_autograd):  # it is not while the library is installed
             setattr(compiled_autograd, name, value)
     compiled_autograd.reset()
 
@@ -264,3 +265,91 @@ def test_by_the_setting_in_several_threads():
             torch.testing.assert_close(x.grad, y.grad)
 
     run_threads([lambda seed=seed: train(seed) for seed in range(4)], timeout_s=120)
+
+
+def test_what_was_compiled_before_an_installation_or_an_uninstallation():
+    """It refers to the module's variables, which the two move: torch compiles it again."""
+    from safecompile import install, uninstall
+
+    seen: list[bool] = []
+
+    def compiler(graph_module: Any) -> Any:
+        def run(*args: Any) -> Any:
+            seen.append(bool(compiled_autograd.in_compiled_autograd_region))
+            return graph_module(*args)
+
+        return run
+
+    uninstall()
+    for change in (lambda: None, install, uninstall, install):
+        change()
+        with compiled_autograd._enable(compiler):
+            assert torch.equal(gradient(9), torch.full((9,), 2.0))
+    assert seen == [True] * 4
+
+
+def test_no_uninstallation_while_it_is_on():
+    from safecompile import InstallError, install, is_installed, uninstall
+
+    install()
+    on, done = threading.Event(), threading.Event()
+
+    def with_it() -> None:
+        with compiled_autograd._enable(Compiler()):
+            with pytest.raises(InstallError, match="compiled autograd on"):
+                uninstall()
+            on.set()
+            assert done.wait(30)
+
+    def without() -> None:
+        assert on.wait(30)
+        try:
+            with pytest.raises(InstallError, match="compiled autograd on"):
+                uninstall(timeout_s=0.1)
+        finally:
+            done.set()
+
+    run_threads([with_it, without])
+    assert is_installed()
+    uninstall()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_child_forked_while_another_thread_is_in_the_window():
+    """Its first backward runs, without what the parent's thread was doing."""
+    done = in_fresh_process(
+        """
+        import os, signal, threading
+        import safecompile.patch_all
+        import torch, torch._dynamo
+        from torch._dynamo import compiled_autograd
+        from safecompile import _compiled_autograd
+
+        def gradient():
+            x = torch.ones(3, requires_grad=True)
+            (x * 2).sum().backward()
+            return x.grad.tolist()
+
+        with compiled_autograd._enable(lambda graph: graph):
+            gradient()
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with _compiled_autograd._window:
+                held.set()
+                done.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if gradient() == [2.0] * 3 else 1)
+        status = os.waitpid(child, 0)[1]
+        done.set()
+        thread.join()
+        assert status == 0, status
+        """
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _entries, _torch
+from safecompile import _entries, _torch_entries
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.threads import run_threads
 
@@ -37,9 +37,9 @@ def resume_codes(function: Any) -> list[CodeType]:
 
 
 def live_entries(codes: list[CodeType]) -> list[Any]:
-    entries = [entry for code in codes for entry in _torch.cache_entries(code)]
+    entries = [entry for code in codes for entry in _torch_entries.cache_entries(code)]
     managers = [entry.guard_manager for entry in entries]
-    return [one for one in managers if _torch.is_live(one) and not _entries.is_outdated(one)]
+    return [one for one in managers if _torch_entries.is_live(one) and not _entries.is_outdated(one)]
 
 
 @torch.compiler.disable

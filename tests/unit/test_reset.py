@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 
 import safecompile
-from safecompile import _entries, _reset, _torch
+from safecompile import _entries, _reset, _torch_entries
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 
@@ -60,8 +60,8 @@ def another_thread() -> Iterator[None]:
 
 
 def live(code: Any) -> int:
-    managers = [entry.guard_manager for entry in _torch.cache_entries(code)]
-    return sum(_torch.is_live(one) and not _entries.is_outdated(one) for one in managers)
+    managers = [entry.guard_manager for entry in _torch_entries.cache_entries(code)]
+    return sum(_torch_entries.is_live(one) and not _entries.is_outdated(one) for one in managers)
 
 
 def miss() -> None:
@@ -84,7 +84,7 @@ def test_a_reset_beside_a_call_takes_effect_and_frees_later(monkeypatch: pytest.
     thread = threading.Thread(target=lambda: results.append(compiled(torch.zeros(2))), daemon=True)
     thread.start()
     assert backend.inside.wait(30)
-    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
     torch._dynamo.reset()
     assert live(body.__code__) == 0
     for _ in range(2):
@@ -112,10 +112,10 @@ def test_what_dies_by_itself_is_kept_for_a_moment_too(monkeypatch: pytest.Monkey
 
     factor = type("Factor", (), {"value": 2})()
     torch.compile(body, backend="eager", dynamic=False)(torch.zeros(2), factor)
-    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
     del factor
     gc.collect()
-    assert not _torch.is_live(_torch.cache_entries(body.__code__)[0].guard_manager)
+    assert not _torch_entries.is_live(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
     assert manager() is not None
     monkeypatch.setattr(_entries, "is_over", lambda since: True)
     miss()
@@ -131,7 +131,7 @@ def test_the_next_reset_frees_what_the_last_has_left(monkeypatch: pytest.MonkeyP
         return x + 1
 
     torch.compile(body, backend="eager")(torch.zeros(2))
-    manager = weakref.ref(_torch.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
     torch._dynamo.reset()
     monkeypatch.setattr(_entries, "is_over", lambda since: True)
     torch._dynamo.reset()
@@ -187,7 +187,7 @@ def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.Mo
     for _ in range(8):
         compiled(torch.zeros(2))
         torch._dynamo.reset()
-    assert len(_torch.cache_entries(body.__code__)) <= 5
+    assert len(_torch_entries.cache_entries(body.__code__)) <= 5
     assert _reset.put_off
     monkeypatch.setattr(_entries, "is_over", lambda since: True)
     miss()
@@ -238,7 +238,7 @@ def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
     done = in_fresh_process(
         """
         import os, threading, torch, torch._dynamo, safecompile
-        from safecompile import _reset, _torch
+        from safecompile import _reset, _torch_entries
         def body(x):
             return x + 1
         compiled = safecompile.safe_compile(body, backend="eager")
@@ -247,7 +247,7 @@ def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
         subproc_pool.SubprocPool(1)  # with a thread to hear from its workers
         assert threading.active_count() > 1
         torch._dynamo.reset()
-        assert not _torch.cache_entries(body.__code__) and not _reset.outdated
+        assert not _torch_entries.cache_entries(body.__code__) and not _reset.outdated
         compiled(torch.zeros(2))
         os._exit(0)
         """
