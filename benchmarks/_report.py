@@ -184,7 +184,8 @@ The first step of D devices, as a model: one trace after the other, and the kern
 two H200s (`drafters-2.11.0-h200-two-gpus-d.json`, the phases of each compile) the first forward takes 4 s to 6 s,
 half of it waiting for kernels, and its backward 2.5 s to 3.5 s, nearly all of it waiting. Each further device adds
 0.6 s to 1.2 s for its forward and 0.2 s to 0.6 s for its backward, if it finds the kernels:
-T(D) = T(1) + 1.3 s x (D - 1). If it does not (see the known issue on a second device's kernels), 2 s to 3 s more, once.
+T(D) = T(1) + 1.3 s x (D - 1). It finds them if both were compiled with the same `ptxas`, which the library sees to
+(15 of 15 runs; before that some took 2 s to 3 s more).
 
 What could be gained is the waiting. The experiment below gives the compile lock up around it: another thread traces
 meanwhile. It is not part of the library: **it fails**. Inductor keeps the state of one compile in classes, for the

@@ -110,8 +110,8 @@ def run(arguments: argparse.Namespace) -> Path:
         }
         name = name_of(config)
         data["settings"][name] = settings
-        done: list[dict[str, Any]] = []
-        for number in range(config["runs"]):
+        done = [one for one in data["runs"] if one["config"] == name]  # a configuration may be named in turns
+        for number in range(len(done), len(done) + config["runs"]):
             left = arguments.budget_s - (time.monotonic() - began)
             if left < arguments.least_s:
                 data["stopped"] = f"{name} run {number + 1}: only {left:.0f} s left"

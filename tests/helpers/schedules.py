@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from safecompile import _events, _miss
+from safecompile import _events, _flights, _miss
 
 from .fake_torch import FakeTorch
 from .scheduler import Scheduler, Worker
@@ -35,10 +35,12 @@ def run(
         inject: see :class:`Scheduler`.
         change: brings a bug into the engine for this run.
     """
-    scheduler = Scheduler(choose, [_miss.__file__], opcodes=opcodes, inject=inject)
+    scheduler = Scheduler(choose, [_miss.__file__, _flights.__file__], opcodes=opcodes, inject=inject)
     told: list[_events.Miss] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_miss, "flights", {})
+        flights: dict[Any, Any] = {}
+        for module in (_miss, _flights):
+            patch.setattr(module, "flights", flights)
         patch.setattr(_miss, "returned", {})
         patch.setattr(_events, "wait_warning_s", 1e9)
         torch = FakeTorch(scheduler, patch, outcomes)

@@ -21,10 +21,10 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _entries, _lazy_backward, _miss, _torch
+from safecompile import _entries, _flights, _lazy_backward, _miss, _torch
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
-ENGINE = frozenset({_miss.__file__, _entries.__file__, _lazy_backward.__file__})
+ENGINE = frozenset({_miss.__file__, _flights.__file__, _entries.__file__, _lazy_backward.__file__})
 
 
 class Struck(BaseException):
