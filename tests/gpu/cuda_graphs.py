@@ -118,6 +118,12 @@ def graphs_train_thread_per_device():
 
 
 @step
+def graphs_train_two_threads_per_device():
+    """Forward and backward, cold, two threads for each device."""
+    return cuda_graph_case(2 * len(devices()), devices(), warm_up=False, train=True)
+
+
+@step
 def graphs_lone_worker():
     """For comparison: one worker thread alone, cold."""
     return cuda_graph_case(1, devices()[:1], warm_up=False)
