@@ -19,7 +19,8 @@ Importing this package changes nothing and does not import torch. ``install()`` 
 ``uninstall()`` brings the originals back, ``is_installed()`` tells. Environment: ``SAFECOMPILE_DISABLE=1`` makes
 everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
 ``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for,
-``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs.
+``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs, and ``SAFECOMPILE_SETTINGS=0`` keeps the
+settings of other threads out of a compile.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ of its own with a time limit, and prints a table of what came of them:
   server     a thread pool shares one compiled model, all threads start cold, mixed batch sizes
   drafters   threads compile flex_attention with a new block mask each step, beside eager forwards
 
-It takes about a minute. The exit code is 0 only if the safe side was right in every workload: each
+It takes a minute or two. The exit code is 0 only if the safe side was right in every workload: each
 call came back, with the right numbers, from compiled code. server and drafters need what
 torch.compile needs: a C++ compiler on the CPU, Triton on CUDA."""
 

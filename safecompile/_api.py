@@ -83,7 +83,8 @@ def safe_compile(*args: Any, **kwargs: Any) -> Any:
         What ``torch.compile`` returns.
 
     Raises:
-        InstallError: the patches were not in yet, and another thread was compiling for more than ten seconds.
+        InstallError: the patches were not in yet, and could not be put in: another thread was tracing or compiling for
+            more than ten seconds, this thread is, or this Python runs without the GIL.
         HostMismatchError: raised by the first call that compiles, if this torch lacks what the patches need.
 
     Example::

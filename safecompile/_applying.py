@@ -21,10 +21,11 @@ from ._rewrite import RewriteError
 
 families: list[Family] = []
 hooked: set[str] = set()
-active = False  # set before _installed: import hooks apply what they wait for
+active = False  # set before the installation is complete: import hooks apply what they wait for
 mismatch: HostMismatchError | None = None
 
-# Guards everything above. Held while patches are built and exchanged, which calls nothing of the user's.
+# Guards everything above, and whether the library is installed. Held while patches are built and exchanged, which calls
+# nothing of the user's.
 installing = threading.RLock()
 
 

@@ -17,7 +17,7 @@ ATTEMPTS_AT_MOST = 8
 
 #: Seconds after which another thread's capture of a CUDA graph, during which Inductor draws no random numbers and
 #: measures no kernel on that device, is likely over.
-CAPTURE_S: Final = 0.05
+CAPTURE_IS_OVER_S: Final = 0.05
 
 _NOTE = (
     "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
@@ -40,7 +40,7 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
             return original(callback, frame, head, frame_state)
         except Exception as error:
             if attempts < ATTEMPTS_AT_MOST and _graph_trees.was_in_the_way(error):
-                sleep(CAPTURE_S)
+                sleep(CAPTURE_IS_OVER_S)
                 continue
             if not _torch.is_internal_error(error):
                 raise

@@ -10,7 +10,7 @@ from . import _environment, _events, _torch
 from . import _torch_cuda_graphs as host
 
 #: Seconds for which ``torch.cuda.synchronize()`` waits for another thread's capture, which takes milliseconds.
-CAPTURE_S: Final = 10.0
+CAPTURE_AT_MOST_S: Final = 10.0
 
 
 class Count:
@@ -55,7 +55,7 @@ class Trees:
         return self._alive() is not None
 
     def end(self) -> None:
-        """Frees the graphs, tensors that torch has cached for them first: it notes their addresses."""
+        """Shuts the tree managers down, keeps their streams for others, and forgets what replays."""
         try:
             for manager in self.managers():
                 device = host.device_of(manager, ())
@@ -83,7 +83,7 @@ _told = False
 gates: dict[tuple[str, int], Any] = {}
 
 #: The streams of trees that have ended, by device and the cuBLAS handle that was used with them, for new ones: each
-#: stream has a cuBLAS workspace (32 MiB on an H200) with each handle it was used with, and it is never freed.
+#: stream has a cuBLAS workspace (34 MiB on an H200) with each handle it was used with, and it is never freed.
 streams: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -149,7 +149,7 @@ def wait_for_captures(device: Any = None) -> None:
     A thread that holds the compile lock waits for half a second at most.
     """
     lock = gates.get(("capture", host.index_of(device))) if gates else None
-    if lock is not None and lock.acquire(timeout=0.5 if _torch.compiles_here() else CAPTURE_S):
+    if lock is not None and lock.acquire(timeout=0.5 if _torch.compiles_here() else CAPTURE_AT_MOST_S):
         lock.release()
 
 

@@ -1,4 +1,4 @@
-"""Puts the patches in and takes them out: each family of patches whole, or not at all."""
+"""install() and uninstall(), at a moment when nobody traces; and what a forked child forgets."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def install(*, timeout_s: float = 10.0) -> None:
         timeout_s: seconds to wait for traces and compiles of other threads to end.
 
     Raises:
-        InstallError: another thread was still tracing or compiling after ``timeout_s``, or this Python runs
-            without its global interpreter lock. Nothing was changed.
+        InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
+            or this thread does so; or this Python runs without its global interpreter lock. Nothing was changed.
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
@@ -94,7 +94,8 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
         timeout_s: seconds to wait for traces and compiles of other threads to end.
 
     Raises:
-        InstallError: another thread was still tracing or compiling after ``timeout_s``. Nothing was changed.
+        InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
+            or this thread does so. Nothing was changed.
 
     Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
     """

@@ -8,7 +8,8 @@ The rules, which keep it free of deadlocks:
 
 1. There is one lock: torch's own reentrant compile lock. It is held for one trace, its backend and its guards,
    never while compiled code runs.
-2. A thread that holds it waits for no other thread. So whoever waits, waits for somebody who goes on.
+2. A thread that holds it waits for no other thread that may wait for it: whoever waits, waits for somebody who
+   goes on.
 3. A thread inside autograd's backward waits for the lock alone, never for a leader, and a tracing thread keeps
    autograd on itself: a trace never waits for a backward.
 4. Nothing is remembered of a flight once its result can be found. A flight that is lost costs a look, not a

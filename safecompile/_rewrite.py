@@ -1,8 +1,8 @@
 """Recompiles a function of another library from its own source, with a small change, in place.
 
-Two changes are made in this way: a module's global variables become per-thread ones, and an exception
-handler is added to a function. In place means that only ``__code__`` is exchanged: the function object
-stays the same, so closures, ``from`` imports and tables keyed by it follow, and no call costs a frame more.
+A module's global variables become per-thread ones, for example, or an exception handler is added to a function. In
+place means that only ``__code__`` is exchanged: the function object stays the same, so closures, ``from`` imports and
+tables keyed by it follow, and no call costs a frame more.
 
 The proof that the change is made to the right text: before anything is exchanged, the *unchanged* source is
 compiled, and the result must equal the code object that is there. If it does not, :class:`RewriteError`.

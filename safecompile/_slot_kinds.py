@@ -1,4 +1,7 @@
-"""What a place is that a symbolic trace patches: an entry that is replaced, or a method that dispatches by thread."""
+"""What a place is that a symbolic trace patches: an entry that is replaced, or a method that dispatches by thread.
+
+The third kind, a function of a module in C, is in :mod:`._slots`: it looks into the table there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only file that names torch's private parts. It looks things up and tells; it patches nothing.
+"""torch's private parts: here Dynamo's, in ``_torch_*.py`` the others'. They look up and tell, and patch nothing.
 
 Every fact was run on torch 2.7.1, 2.9.1, 2.11.0, 2.13.0, 2.14.1 and 2.15.0. A fact that ends with a release
 says so in the form ``Drop when min torch > x``. Imports of torch are inside the functions: this module may be

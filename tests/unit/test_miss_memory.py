@@ -24,7 +24,10 @@ def installed() -> Iterator[None]:
 
 def objects_of_the_engine() -> int:
     gc.collect()
-    return sum(type(one).__module__ in ("safecompile._miss", "safecompile._entries") for one in gc.get_objects())
+    return sum(
+        type(one).__module__ in ("safecompile._miss", "safecompile._flights", "safecompile._entries")
+        for one in gc.get_objects()
+    )
 
 
 def a_compiled_model() -> weakref.ref[torch.nn.Module]:
