@@ -7,23 +7,14 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Every module of torch that some release of it has and that a patch may touch.
-PATCHED_MODULES = (
-    "torch._dynamo.backends.cudagraphs",
-    "torch._dynamo.convert_frame",
-    "torch._dynamo.eval_frame",
-    "torch._dynamo.guards",
-    "torch._functorch._aot_autograd.runtime_wrappers",
-    "torch._higher_order_ops.flex_attention",
-    "torch._higher_order_ops.utils",
-    "torch._inductor.cudagraph_trees",
-    "torch._inductor.output_code",
-    "torch.fx._lazy_graph_module",
-    "torch.fx._symbolic_trace",
-    "torch.fx.experimental.proxy_tensor",
-    "torch.fx.traceback",
-    "torch.nn.attention.flex_attention",
-    "torch.nn.modules.module",
+from safecompile._families import all_families
+
+#: Every module of torch that a patch may touch: those that the families wait for, and two that are patched with them.
+PATCHED_MODULES = tuple(
+    sorted(
+        {part.module for family in all_families() for part in family.parts}
+        | {"torch.cuda", "torch._dynamo.mutation_guard"}
+    )
 )
 
 _ABSENT = object()
