@@ -92,10 +92,26 @@ def mark_copies(guard_manager: Any, code: CodeType) -> None:
     guard_manager.__dict__["_safecompile_copies_of"] = weakref.ref(code)
 
 
+#: The backends that must live as long as an entry; nobody reads it.
+_KEPT: Final = "_safecompile_kept_backends"
+
+
+def keep_backend(guard_manager: Any) -> None:
+    """Keeps the backend of an entry alive, over a reset, for as long as the entry is there.
+
+    torch 2.7: a look-up compares backends too, also of entries that fit no call. It has a pointer to them and no
+    reference, and at the end of a reset forgets those that it has kept alive so far. With which of these an entry from
+    before the installation was made, nobody knows.
+    """
+    if what_for(guard_manager) is None and _KEPT not in guard_manager.__dict__:
+        guard_manager.__dict__[_KEPT] = _torch_entries.backends_kept_alive()
+
+
 def outdate(guard_manager: Any) -> None:
     """Has the guards never hold again. Frees nothing: another thread may be about to use the entry."""
     if _torch_entries.is_live(guard_manager):
         _torch_entries.add_failing_guard(guard_manager)
+    keep_backend(guard_manager)
     guard_manager.__dict__["_safecompile_outdated"] = monotonic()
 
 
@@ -123,10 +139,9 @@ def take_out_outdated(code: CodeType, until: float) -> None:
 
 def _becomes(guard_manager: Any, bare: Any) -> None:
     """Hands on what a bare entry must still have. It fits no call."""
+    bare.__dict__[_KEPT] = (what_for(guard_manager), guard_manager.__dict__.get(_KEPT))
     if is_outdated(guard_manager):
         outdate(bare)
-    # torch 2.7: a look-up compares the backend of bare entries too, to which they have a pointer and no reference.
-    bare.__dict__["_safecompile_backend"] = what_for(guard_manager)
 
 
 def without_copies(entries: list[Any]) -> list[Any]:

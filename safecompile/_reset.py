@@ -49,6 +49,8 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
     left[id(code)] = weakref.ref(code)
     there = {id(manager): manager for manager in (entry.guard_manager for entry in _torch_entries.cache_entries(code))}
     new = [manager for manager in there.values() if not _entries.is_outdated(manager)]
+    for manager in new:
+        _entries.keep_backend(manager)
     live = sum(map(_torch_entries.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))

@@ -7,7 +7,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from ._torch import CONVERT_FRAME, GUARDS
+from ._torch import CONVERT_FRAME, EVAL_FRAME, GUARDS
 
 #: What torch logs when a function is compiled again because of a reset.
 _RESET = "torch._dynamo.reset()"
@@ -78,6 +78,11 @@ def backend_of(callback: Any) -> Any:
                 callback = getattr(callback, name)
             return callback
     return callback
+
+
+def backends_kept_alive() -> list[Any]:
+    """Returns the backends that torch keeps alive, from the first use of each to the next reset."""
+    return list(sys.modules[EVAL_FRAME].cached_backends.values())
 
 
 def served_again(entry: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -315,3 +316,26 @@ def test_plain_torch_crashes_in_such_a_loop() -> None:
         if done.returncode < 0 or done.stdout.strip() == "wrong":
             return
     pytest.fail("plain torch lived through it")
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_the_backend_of_an_entry_from_before_the_installation_lives_as_long_as_the_entry() -> None:
+    """Torch 2.7 compares it at each look-up, with a pointer that it does not own, and a reset forgets it."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    safecompile.uninstall()
+    backend = Slow()
+    torch.compile(body, backend=backend)(torch.zeros(2))
+    reference = weakref.ref(backend)
+    del backend
+    safecompile.install()
+    torch._dynamo.reset()
+    gc.collect()
+    assert reference() is not None
+    time.sleep(0.3)
+    miss()  # takes it out
+    gc.collect()
+    assert _torch_entries.cache_entries(body.__code__)
+    assert reference() is not None
