@@ -27,6 +27,18 @@ class Compiler:
         return graph_module
 
 
+class Parked:
+    """A compiler of backward graphs that waits in the first until it is let go on."""
+
+    def __init__(self) -> None:
+        self.inside, self.leave = threading.Event(), threading.Event()
+
+    def __call__(self, graph_module: Any) -> Any:
+        self.inside.set()
+        assert self.leave.wait(30)
+        return graph_module
+
+
 def gradient(rows: int = 4, hook: Any = None) -> torch.Tensor:
     x = torch.ones(rows, requires_grad=True)
     y = x * 2
@@ -153,13 +165,8 @@ def turned_on_beside_a_backward() -> None:
 
 def test_two_compiled_backwards_at_once(side, caplog):
     """Torch runs one at a time and raises for the second; here that one runs without, and a WARNING says so."""
-    inside, leave = threading.Event(), threading.Event()
-    compiler = Compiler()
-
-    def parked(graph_module: Any) -> Any:
-        inside.set()
-        assert leave.wait(30)
-        return graph_module
+    compiler, parked = Compiler(), Parked()
+    inside, leave = parked.inside, parked.leave
 
     def first() -> torch.Tensor:
         with compiled_autograd._enable(parked):
@@ -190,15 +197,11 @@ def test_two_compiled_backwards_at_once(side, caplog):
 
 def test_a_reset_beside_a_compiled_backward():
     """What a running backward has compiled is thrown away when it has ended: torch writes to it until then."""
-    from safecompile import install
+    from safecompile import _compiled_autograd, install
 
     install()
-    inside, leave = threading.Event(), threading.Event()
-
-    def parked(graph_module: Any) -> Any:
-        inside.set()
-        assert leave.wait(30)
-        return graph_module
+    parked = Parked()
+    inside, leave = parked.inside, parked.leave
 
     def backward() -> torch.Tensor:
         with compiled_autograd._enable(parked):
@@ -208,11 +211,13 @@ def test_a_reset_beside_a_compiled_backward():
         assert inside.wait(30)
         try:
             compiled_autograd.reset()
+            assert len(_compiled_autograd._afterwards) == 1
         finally:
             leave.set()
 
     one, _ = run_threads([backward, resets])
     assert torch.equal(one, torch.full((8,), 2.0))
+    assert not _compiled_autograd._afterwards
 
 
 def test_beside_eager_backwards():
