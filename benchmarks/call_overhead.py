@@ -16,7 +16,7 @@ from ._common import environment, environment_line, result_path, run_child, say,
 #: Calls in a timed block, and before it, by function and number of threads.
 CALLS = {
     "function": [{"threads": 1, "calls": 200, "warm_calls": 100}, {"threads": 8, "calls": 40, "warm_calls": 15}],
-    "module": [{"threads": 1, "calls": 20, "warm_calls": 5}, {"threads": 8, "calls": 5, "warm_calls": 2}],
+    "module": [{"threads": 1, "calls": 60, "warm_calls": 10}, {"threads": 8, "calls": 15, "warm_calls": 4}],
 }
 BACKENDS = {"function": "eager", "module": "inductor"}
 
@@ -79,7 +79,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     add("--samples", type=int, default=25, help="samples of the count of instructions; 0 leaves it out")
     add("--functions", default="function,module")
     add("--module-backend", default=BACKENDS["module"])
-    add("--time-limit", type=float, default=900.0, help="seconds for one function")
+    add("--time-limit", type=float, default=1800.0, help="seconds for one function")
     add("--out")
     return parser.parse_args(given)
 
