@@ -61,7 +61,11 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Returns the short commit, with a ``+`` if the library differs from it; SAFECOMPILE_BENCH_COMMIT without git."""
+    """Returns SAFECOMPILE_BENCH_COMMIT if that is set, for a copy of the files; else the short commit that is checked
+    out, with a ``+`` if the library differs from it.
+    """
+    if "SAFECOMPILE_BENCH_COMMIT" in os.environ:
+        return os.environ["SAFECOMPILE_BENCH_COMMIT"]
     try:
         git = ["git", "-C", str(ROOT)]
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
@@ -70,7 +74,7 @@ def _commit() -> str | None:
         )
         return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("SAFECOMPILE_BENCH_COMMIT")
+        return None
 
 
 def machine(environment: dict[str, Any]) -> str:
