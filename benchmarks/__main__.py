@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _plots, _report, call_overhead, cold_start, contention, drafters
+from . import _plots, _report, call_overhead, cold_start, contention, drafters, hot
 from ._common import RESULTS, environment, result_path, say
 
 MODULES: dict[str, Any] = {
@@ -16,6 +16,7 @@ MODULES: dict[str, Any] = {
     "cold_start": cold_start,
     "contention": contention,
     "drafters": drafters,
+    "hot": hot,
 }
 
 #: The command lines of the two settings. Short proves that everything works; full is what the README shows.
@@ -38,12 +39,14 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
         ],
         "contention": ["--seconds", "1"],
         "drafters": ["--configs", "safe:1x2,plain:1x2", "--backend", "eager", "--steps", "3"],
+        "hot": ["--blocks", "2", "--steps", "2", "--runs", "1", "--backend", "eager"],
     },
     "full": {
         "call_overhead": ["--blocks", "200", "--samples", "25"],
         "cold_start": ["--threads", "8,32", "--shapes", "1,6", "--runs", "3"],
         "contention": ["--seconds", "6"],
         "drafters": ["--configs", "single:1x1,warmup:5x3,safe:5x3,plain:5x3", "--runs", "3"],
+        "hot": ["--blocks", "40", "--runs", "2"],
     },
 }
 

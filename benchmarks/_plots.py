@@ -112,6 +112,8 @@ def _cold_start(data: dict[str, Any], stem: Path) -> list[Path]:
     drawn = []
     for key in dict.fromkeys((row["backend"], row["shapes"]) for row in data["table"]):
         rows = [row for row in data["table"] if (row["backend"], row["shapes"]) == key and "wall_s" in row]
+        if len(rows) < 3:
+            continue
         names = [f"{row['variant']}, {row['threads']} thread(s): {row['compiles']} compile(s)" for row in rows]
         file = stem.with_name(f"{stem.name}-{key[0]}-{key[1]}.svg")
         label = f"seconds until every thread has called {key[1]} shape(s), backend {key[0]}"

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("benchmark", ["call_overhead", "cold_start", "contention", "drafters"])
+@pytest.mark.parametrize("benchmark", ["call_overhead", "cold_start", "contention", "drafters", "hot"])
 def test_short_setting(tmp_path, benchmark):
     """Each benchmark's short setting ends well and writes a result that names no folder of the machine."""
     results = tmp_path / "benchmarks" / "results"
@@ -47,6 +47,9 @@ def _check(benchmark, data):
         assert (safe["finished"], safe["graphs"]) == (safe["runs"], [1])
     elif benchmark == "contention":
         assert all(row["failed_calls"] == 0 for row in data["table"] if row["variant"] == "safe")
+    elif benchmark == "hot":
+        assert [row["name"] for row in data["summary"]] == ["warmup", "warmup again", "safe"]
+        assert data["runs"][0]["compiled_while_hot"] == 0
     else:
         assert set(data["functions"]["function"]["threads"]) == {"1", "8"}
 

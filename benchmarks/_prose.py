@@ -1,0 +1,97 @@
+"""The fixed text of the README of the benchmarks: how to reproduce, and what each section shows."""
+
+from __future__ import annotations
+
+HEAD = """# Benchmarks
+
+Everything below the next section is written by `python -m benchmarks._report` from the files in `results/`, each of
+which was written by the script that the section names. Wall times of a machine that others use are noisy: the row
+"plain again" tells how noisy. Instructions are not.
+
+## How to reproduce
+
+```
+pip install -e .[bench]                     # matplotlib, for the pictures; without it there are the tables alone
+python -m benchmarks                        # everything, short: some minutes on two cores
+python -m benchmarks --setting full         # everything, as below: an hour or more
+python -m benchmarks --only cold_start      # one of call_overhead, cold_start, contention, drafters, hot
+python -m benchmarks.readers                # what is_compiling() and an nn.Module's call cost beside a trace
+python -m benchmarks.overlap --runs 3       # an experiment: the compile lock given up while kernels compile
+```
+
+Counting instructions needs `valgrind`. Each module has settings of its own: `python -m benchmarks.drafters --help`.
+
+The drafters on the GPUs that are there, one GPU (first line) or eight with five targets and three drafters:
+
+```
+python -m benchmarks.drafters --runs 5 --configs safe:1x1,safe:1x4,safe:1x4:separate,safe:1x6,safe:1x6:separate
+python -m benchmarks.drafters --runs 5 --configs single:5x1,warmup:5x3,safe:5x3,plain:5x3
+```
+"""
+
+
+SUMMARY = """
+## In short
+
+What must hold, and what the newest results say of it; what falls short says **no**. Behind each number is the file that
+the script wrote.
+
+"""
+
+#: For each benchmark its title, and what a reader must know before its tables.
+SECTIONS: dict[str, tuple[str, str]] = {
+    "call_overhead": (
+        "The warm call",
+        """\
+Instructions are counted by callgrind. The patches may be compared with a plain process, with one that only imported
+safecompile, and with the same process after all were taken out: what is imported moves a count by itself. Rows `without
+x`: the patches of family x, and of those above it in the list, taken out again. Times are of blocks in shuffled order
+in one process, each compared with plain torch's of the same round; "plain again" is plain torch once more.
+""",
+    ),
+    "cold_start": (
+        "The cold start",
+        """\
+N threads call one function with K shapes at the same moment, with a fresh process and fresh caches each time. The
+backend `staged` sleeps 5 s in each compile, and so shows the waits without the noise of a busy machine.
+""",
+    ),
+    "contention": ("What a warm thread feels", "A thread calls a compiled function while two others are busy.\n"),
+    "readers": (
+        "What those pay who only read",
+        """\
+Nanoseconds of one call, the best of 15 times 200,000. The limits: `is_compiling()` at most 100 ns slower, a module's
+call 0 ns slower while nobody traces or compiles, and at most 400 ns while somebody does.
+""",
+    ),
+    "drafters": (
+        "The training layout",
+        """\
+`mode:targets x drafters:compiled objects`; `single` is plain torch with one drafter, `warmup` plain torch after a
+sequential warm-up on the main thread. First step: of the last drafter, cold, from the common start.
+""",
+    ),
+    "hot": (
+        "Hot steps, in turns in one process",
+        """\
+Runs of `drafters` differ by up to a fifth among themselves. Here one process has both sets of models, one warmed up on
+the main thread with plain torch, one with `safe_compile`, and they go in turns. "warmup again" is the noise.
+""",
+    ),
+    "overlap": (
+        "An experiment: the lock given up while kernels compile",
+        """\
+The first step of D devices, as a model: one trace after the other, and the kernels of the first serve the others. On
+two H200s (the phases of each compile, in the three files `drafters-2.11.0-h200-two-gpus-*.json`) the first forward
+takes 3.6 s to 5.6 s, half of it waiting for kernels, and its backward 1.9 s to 3.6 s, nearly all of it waiting. Each
+further device adds 0.6 s to 1.1 s for its forward and 0.2 s to 0.6 s for its backward, if it finds the kernels:
+T(D) = T(1) + 1.3 s x (D - 1). It finds them if both were compiled with the same `ptxas`, which the library sees to:
+in all 23 runs both devices end within half a second. A sequential warm-up by plain torch took 3 s more in 3 of 6 runs.
+
+What could be gained is the waiting. The experiment below gives the compile lock up around it: another thread traces
+meanwhile. It is not part of the library: **it fails**. Inductor keeps the state of one compile in classes, for the
+process. The first that breaks is `TritonBundler.begin_compile` (2.13.0), which asserts that no other compile is open.
+
+""",
+    ),
+}

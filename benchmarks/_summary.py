@@ -1,0 +1,103 @@
+"""The table that the README of the benchmarks begins with: each number that must hold, and what the results say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: What is promised, the limit, what was measured, and whether it is kept.
+Row = tuple[str, str, str, bool]
+
+
+def _overhead(data: dict[str, Any]) -> Iterator[Row]:
+    counted = data.get("instructions", {}).get("safe")
+    if counted:
+        measured = f"{counted['ratio']:.4f}"
+        yield "instructions of a warm call, plain torch = 1", "at most 1.005", measured, counted["ratio"] <= 1.005
+    for function, timed in data.get("functions", {}).items():
+        for threads, names in timed.get("threads", {}).items():
+            row, noise = names["safe"]["wall"], names["plain again"]["wall"]
+            measured = "{} [{:.3f}, {:.3f}]; plain again {:.3f} [{:.3f}, {:.3f}]".format(
+                f"{row['ratio']:.3f}", *row["ratio_95"], noise["ratio"], *noise["ratio_95"]
+            )
+            what = f"time of a warm call of the {function}, {threads} thread(s), plain torch = 1"
+            yield what, "95 % interval holds 1.01 or is below", measured, row["ratio_95"][0] <= 1.01
+
+
+def _cold_start(data: dict[str, Any]) -> Iterator[Row]:
+    for row in data["must_hold"]:
+        what = f"{row['threads']} cold threads, {row['shapes']} shape(s), backend {row['backend']}"
+        limit = f"{row['shapes']} compile(s), {row['limit_s']:.3g} s (1.1 x one thread + 0.3 s)"
+        yield what, limit, f"{row['compiles']} compile(s), {row['wall_s']:.3g} s", row["kept"]
+
+
+def _contention(data: dict[str, Any]) -> Iterator[Row]:
+    failed = sum(row.get("failed_calls", 1) for row in data["table"] if row["variant"] == "safe")
+    yield "warm calls that fail beside compiles and traces", "0", str(failed), failed == 0
+
+
+def _readers(data: dict[str, Any]) -> Iterator[Row]:
+    table = data["table"]
+    plain = table["plain"]
+    reads = max(row["is_compiling_ns"] - plain["is_compiling_ns"] for row in table.values())
+    beside = max(row["module_ns"] - plain["module_ns"] for row in table.values())
+    version = data["environment"]["torch"].partition("+")[0]
+    yield f"`is_compiling()`, torch {version}", "at most +100 ns", f"{reads:+.0f} ns", reads <= 100
+    yield f"a module's call beside a trace, torch {version}", "at most +400 ns", f"{beside:+.0f} ns", beside <= 400
+
+
+def _drafters(data: dict[str, Any]) -> Iterator[Row]:
+    lone = next((row for row in data["summary"] if row["config"].startswith("single")), None)
+    if lone is None or not lone["last_first_step_s"]:
+        return
+    for row in data["summary"]:
+        if not row["config"].startswith("safe"):
+            continue
+        settings = data["settings"][row["config"]]
+        devices = len(set(settings["drafter_devices"]))
+        limit = 1 + 0.3 * (devices - 1) if devices > 1 else 1.15
+        shape = f"{settings['targets']} target(s), {settings['drafters']} drafter(s), {settings['objects']}"
+        what = f"first step of the last drafter on {devices} {_kind(data)}(s): {shape}; a lone one = 1"
+        first = row["last_first_step_s"]
+        ended = f"{row['finished']} of {row['runs']} runs end"
+        if not first:
+            yield what, f"at most {limit:.3g}", ended, False
+            continue
+        ratios = [first[key] / lone["last_first_step_s"]["median"] for key in ("median", "worst")]
+        measured = f"{ratios[0]:.2f}, worst {ratios[1]:.2f}; {ended}; {' or '.join(map(str, row['graphs']))} graph(s)"
+        yield what, f"at most {limit:.3g}", measured, ratios[0] <= limit and row["finished"] == row["runs"]
+
+
+def _hot(data: dict[str, Any]) -> Iterator[Row]:
+    rows = {row["name"]: row for row in data["summary"]}
+    if "safe" not in rows:
+        return
+    row, noise, drafters = rows["safe"], rows["warmup again"], data["settings"]["devices"]
+    where = f"{len(drafters)} drafter(s) on {len(set(drafters))} {_kind(data)}(s)"
+    measured = "{:.3f} [{:.3f}, {:.3f}]; warm-up again {:.3f} [{:.3f}, {:.3f}]".format(
+        row["ratio"], *row["ratio_95"], noise["ratio"], *noise["ratio_95"]
+    )
+    yield f"hot tokens/s, {where}, sequential warm-up = 1", "at least 0.99", measured, row["ratio"] >= 0.99
+
+
+def _kind(data: dict[str, Any]) -> str:
+    return "GPU" if data["environment"]["gpus"] else "CPU"
+
+
+WRITERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "call_overhead": _overhead,
+    "cold_start": _cold_start,
+    "contention": _contention,
+    "drafters": _drafters,
+    "hot": _hot,
+    "readers": _readers,
+}
+
+
+def rows(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Returns a row of cells for each number that must hold, from the results by the name of their file."""
+    for benchmark, writer in WRITERS.items():
+        for name, data in results.items():
+            if data.get("benchmark") == benchmark:
+                for what, limit, measured, kept in writer(data):
+                    yield what, limit, measured, "yes" if kept else "**no**", f"`{name}`"
