@@ -63,7 +63,7 @@ def _saved(figure: Any, file: Path) -> Path:
     from matplotlib import pyplot as plt
 
     figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
     return file
 
