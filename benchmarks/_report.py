@@ -149,6 +149,11 @@ def _hot(data: dict[str, Any]) -> str:
     settings = data["settings"]
     devices, runs, steps = ", ".join(settings["devices"]), len(data["runs"]), settings["steps"]
     text = f"Drafters on {devices}; {runs} processes, {steps} steps a block.\n\n"
+    text += "".join(
+        f"A run ended without a result: {error}.\n\n" for one in data["runs"] for error in one.get("errors", [])
+    )
+    if not data["summary"]:
+        return text
     rows = (
         [
             row["name"],

@@ -11,6 +11,7 @@ torch's own for the others. "warmup again" is the warm-up's set once more: the n
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -62,7 +63,12 @@ class Crew:
 
 
 def child(settings: dict[str, Any]) -> dict[str, Any]:
-    """Makes one run; returns the tokens per second of each set and their ratios."""
+    """Makes one run; returns the tokens per second of each set and their ratios.
+
+    It makes fewer blocks if the time is nearly used up; one that hangs says where all its threads are.
+    """
+    began = time.perf_counter()
+    faulthandler.dump_traceback_later(max(settings["time_limit_s"] - 5, 1))
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -121,6 +127,8 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
     crew, rng = Crew(trainers, [finish(name) for name in names]), random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for block in range(settings["blocks"] + 1):
+        if block > 1 and time.perf_counter() - began > 0.8 * settings["time_limit_s"]:
+            break
         for name in rng.sample(NAMES, len(NAMES)):
             switch.turn(name != "safe")  # the patches move before every block, the same way round
             switch.turn(name == "safe")
@@ -173,6 +181,7 @@ def run(arguments: argparse.Namespace) -> Path:
         "blocks": arguments.blocks,
         "steps": arguments.steps,
         "warm_steps": arguments.warm_steps,
+        "time_limit_s": arguments.time_limit,
     }
     data: dict[str, Any] = {"benchmark": "hot", "environment": env, "settings": settings, "summary": [], "runs": []}
     for number in range(arguments.runs):

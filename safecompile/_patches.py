@@ -56,9 +56,17 @@ class ClosurePatch:
 
 
 def _exchange(old: types.CodeType, new: types.CodeType) -> None:
-    for one in gc.get_referrers(old):
-        if type(one) is types.FunctionType and one.__code__ is old:
-            one.__code__ = new
+    """Exchanges the code of all functions that have it, those too that ``gc.freeze()`` hides from ``get_referrers``."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        for one in gc.get_referrers(old):
+            if type(one) is types.FunctionType and one.__code__ is old:
+                one.__code__ = new
+    finally:
+        if frozen:
+            gc.freeze()
 
 
 class AttributePatch:

@@ -35,3 +35,29 @@ def test_what_is_not_protected_is_named_once(taken, warnings):
     done = in_fresh_process(PROGRAM.format(taken=taken))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == warnings
+
+FROZEN = """
+import gc
+import torch, torch._dynamo
+early = torch.compile(lambda x: x + 1, backend="eager")
+own = early.__code__
+import safecompile
+if {before}:
+    gc.freeze()
+safecompile.install()
+assert early.__code__ is torch.compile(lambda x: x, backend="eager").__code__ is not own
+early(torch.ones(2))
+if not {before}:
+    gc.freeze()
+safecompile.uninstall()
+assert early.__code__ is torch.compile(lambda x: x, backend="eager").__code__ is own
+assert gc.get_freeze_count()
+assert torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2)).tolist() == [3.0, 3.0]
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_gc_freeze_hides_nothing(before):
+    """What ``gc.freeze()`` has put aside, as servers do before they fork, is protected, and restored."""
+    done = in_fresh_process(FROZEN.format(before=before))
+    assert done.returncode == 0, done.stderr

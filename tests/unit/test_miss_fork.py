@@ -90,7 +90,8 @@ def run(script: str, install: str = "import safecompile.patch_all") -> tuple[int
 def test_fork_while_another_thread_compiles() -> None:
     """The child of os.fork() compiles, also the function that was being compiled; the parent goes on."""
     code, output = run(FORK)
-    assert (code, output.splitlines()[-1:]) == (0, ["done"]), output
+    assert code == 0, output
+    assert "done" in output.splitlines(), output  # torch may warn after it, where triton is missing, say
 
 
 def test_plain_torch_hangs_in_the_child() -> None:
@@ -103,7 +104,8 @@ def test_plain_torch_hangs_in_the_child() -> None:
 def test_a_data_loader_with_forked_workers() -> None:
     """The workers of a DataLoader compile, although they were forked while another thread compiled."""
     code, output = run(DATA_LOADER)
-    assert (code, output.splitlines()[-1:]) == (0, ["done"]), output
+    assert code == 0, output
+    assert "done" in output.splitlines(), output  # torch may warn after it, where triton is missing, say
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
