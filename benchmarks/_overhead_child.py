@@ -28,14 +28,18 @@ class Team:
             threading.Thread(target=self._run, name=f"caller-{number}", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            self._barrier.wait()
-            if self._work is None:
-                return
-            fn, arguments, calls = self._work
-            for _ in range(calls):
-                fn(*arguments)
-            self._barrier.wait()
+        try:
+            while True:
+                self._barrier.wait()
+                if self._work is None:
+                    return
+                fn, arguments, calls = self._work
+                for _ in range(calls):
+                    fn(*arguments)
+                self._barrier.wait()
+        except BaseException:
+            self._barrier.abort()  # the main thread raises instead of waiting for ever
+            raise
 
     def time(self, fn: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -> tuple[float, float]:
         """Returns the seconds, and the CPU seconds, in which every thread makes ``calls`` calls."""

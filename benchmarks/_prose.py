@@ -4,16 +4,16 @@ from __future__ import annotations
 
 HEAD = """# Benchmarks
 
-Everything below the next section is written by `python -m benchmarks._report` from the files in `results/`, each of
-which was written by the script that the section names. Wall times of a machine that others use are noisy: the row
-"plain again" tells how noisy. Instructions are not.
+This file is written by `python -m benchmarks._report` from the files in `results/`, each of which was written by the
+script that the section names. Wall times are noisy: the rows "plain again" and "warmup again" tell how noisy. Counts of
+instructions are less so: where a process has its objects in memory moves them by some tenths of a per cent.
 
 ## How to reproduce
 
 ```
 pip install -e .[bench]                     # matplotlib, for the pictures; without it there are the tables alone
 python -m benchmarks                        # everything, short: some minutes on two cores
-python -m benchmarks --setting full         # everything, as below: an hour or more
+python -m benchmarks --setting full         # everything, with at least the settings below: an hour or more
 python -m benchmarks --only cold_start      # one of call_overhead, cold_start, contention, drafters, hot
 python -m benchmarks.readers                # what is_compiling() and an nn.Module's call cost beside a trace
 python -m benchmarks.overlap --runs 3       # an experiment: the compile lock given up while kernels compile
@@ -21,11 +21,13 @@ python -m benchmarks.overlap --runs 3       # an experiment: the compile lock gi
 
 Counting instructions needs `valgrind`. Each module has settings of its own: `python -m benchmarks.drafters --help`.
 
-The drafters on the GPUs that are there, one GPU (first line) or eight with five targets and three drafters:
+The drafters on the GPUs that are there: on one; on two, or on eight with five targets and three drafters; hot steps.
+A configuration may be named again with a number of runs, `safe:5x3*3`, so that the ways go in turns:
 
 ```
-python -m benchmarks.drafters --runs 5 --configs safe:1x1,safe:1x4,safe:1x4:separate,safe:1x6,safe:1x6:separate
-python -m benchmarks.drafters --runs 5 --configs single:5x1,warmup:5x3,safe:5x3,plain:5x3
+python -m benchmarks.drafters --runs 5 --configs single:1x1,safe:1x4,safe:1x4:separate,warmup:1x4,plain:1x4
+python -m benchmarks.drafters --runs 5 --steps 60 --configs single:5x1,warmup:5x3,safe:5x3,plain:5x3,safe:5x3:separate
+python -m benchmarks.hot --drafters 2
 ```
 """
 
@@ -33,8 +35,9 @@ python -m benchmarks.drafters --runs 5 --configs single:5x1,warmup:5x3,safe:5x3,
 SUMMARY = """
 ## In short
 
-What must hold, and what the newest results say of it; what falls short says **no**. Behind each number is the file that
-the script wrote.
+What must hold, and what the results say of it; what falls short says **no**, and where the interval has the limit in
+it, "open". First steps are judged by the median of their runs, the worst stands beside it; the limit for one drafter a
+device is used for more drafters too.
 
 """
 
@@ -56,12 +59,19 @@ N threads call one function with K shapes at the same moment, with a fresh proce
 backend `staged` sleeps 5 s in each compile, and so shows the waits without the noise of a busy machine.
 """,
     ),
-    "contention": ("What a warm thread feels", "A thread calls a compiled function while two others are busy.\n"),
+    "contention": (
+        "What a warm thread feels",
+        """\
+A thread calls a compiled function while two others are busy. Calls that fail are in the percentiles: beside `traces`,
+half of plain torch's fail, and quickly. With the library none fails, and each shares the interpreter with two threads
+that trace.
+""",
+    ),
     "readers": (
         "What those pay who only read",
         """\
 Nanoseconds of one call, the best of 15 times 200,000. The limits: `is_compiling()` at most 100 ns slower, a module's
-call 0 ns slower while nobody traces or compiles, and at most 400 ns while somebody does.
+call 0 ns slower while nobody traces or compiles, and at most 400 ns while somebody traces.
 """,
     ),
     "drafters": (
@@ -74,7 +84,7 @@ sequential warm-up on the main thread. First step: of the last drafter, cold, fr
     "hot": (
         "Hot steps, in turns in one process",
         """\
-Runs of `drafters` differ by up to a fifth among themselves. Here one process has both sets of models, one warmed up on
+Runs of `drafters` differ by up to a third among themselves. Here one process has both sets of models, one warmed up on
 the main thread with plain torch, one with `safe_compile`, and they go in turns. "warmup again" is the noise.
 """,
     ),
@@ -85,8 +95,9 @@ The first step of D devices, as a model: one trace after the other, and the kern
 two H200s (the phases of each compile, in the three files `drafters-2.11.0-h200-two-gpus-*.json`) the first forward
 takes 3.6 s to 5.6 s, half of it waiting for kernels, and its backward 1.9 s to 3.6 s, nearly all of it waiting. Each
 further device adds 0.6 s to 1.1 s for its forward and 0.2 s to 0.6 s for its backward, if it finds the kernels:
-T(D) = T(1) + 1.3 s x (D - 1). It finds them if both were compiled with the same `ptxas`, which the library sees to:
-in all 23 runs both devices end within half a second. A sequential warm-up by plain torch took 3 s more in 3 of 6 runs.
+T(D) = T(1) + 1.3 s x (D - 1), measured with D = 2 alone. It finds them if both were compiled with the same `ptxas`,
+which the library sees to: in all 23 runs both devices end within half a second. In 3 of 6 sequential warm-ups by plain
+torch the second device took 5 s instead of 1 s.
 
 What could be gained is the waiting. The experiment below gives the compile lock up around it: another thread traces
 meanwhile. It is not part of the library: **it fails**. Inductor keeps the state of one compile in classes, for the

@@ -154,6 +154,8 @@ def _hot(data: dict[str, Any]) -> str:
     )
     if not data["summary"]:
         return text
+    compiled = ", ".join(str(one["compiled_while_hot"]) for one in data["runs"] if "compiled_while_hot" in one)
+    text += f"Graphs compiled in the blocks, by run: {compiled}.\n\n"
     rows = (
         [
             row["name"],
@@ -170,7 +172,7 @@ def _hot(data: dict[str, Any]) -> str:
 def _overlap(data: dict[str, Any]) -> str:
     names = ("threads", "lock", "wall_s", "runs", "hung")
     rows = ([*(row[n] for n in names), len(row["errors"])] for row in data["table"])
-    return table(["threads, a function each", "lock", "wall s, median", "runs", "hung", "errors"], rows)
+    return table(["threads, a function each", "lock", "wall s, median", "runs", "hung", "errors (5 at most)"], rows)
 
 
 def _readers(data: dict[str, Any]) -> str:

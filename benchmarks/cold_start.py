@@ -32,7 +32,7 @@ def summary(config: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any
 
 
 def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns for each safe cold start with one shape whether it kept to 1.1 times one thread plus 0.3 s."""
+    """Returns for each safe cold start whether it kept to 1.1 times one thread plus 0.3 s."""
     rows = []
     for row in table:
         alone = next(
@@ -55,7 +55,9 @@ def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "alone_s": alone["wall_s"],
                 "limit_s": rounded(limit),
                 "compiles": row["compiles"],
-                "kept": row["wall_s"] <= limit and row["compiles"] == row["shapes"] and row["eager_calls"] == 0,
+                "kept": row["wall_s"] <= limit
+                and row["compiles"] == row["shapes"]
+                and not (row["eager_calls"] or row["failed_calls"] or row["hung"]),
             }
         )
     return rows

@@ -36,8 +36,10 @@ def beside(start: Callable[[Callable[[], None]], Any], measure: Callable[[], Any
 
     thread = threading.Thread(target=start, args=(park,))
     thread.start()
-    inside.wait(30)
     try:
+        if not inside.wait(30):
+            msg = "the other thread has not come to where it was to wait"
+            raise RuntimeError(msg)
         return measure()
     finally:
         go.set()

@@ -36,6 +36,7 @@ def test_what_is_not_protected_is_named_once(taken, warnings):
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == warnings
 
+
 FROZEN = """
 import gc
 import torch, torch._dynamo
