@@ -86,6 +86,7 @@ sequential warm-up on the main thread. First step: of the last drafter, cold, fr
         """\
 Runs of `drafters` differ by up to a third among themselves. Here one process has both sets of models, one warmed up on
 the main thread with plain torch, one with `safe_compile`, and they go in turns. "warmup again" is the noise.
+A graph compiled in a block is plain torch's: its look-up overlooks an entry now and then (`docs/thread-safety.md`).
 """,
     ),
     "overlap": (

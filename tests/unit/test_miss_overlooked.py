@@ -1,0 +1,64 @@
+"""Warm calls alone make plain torch compile again: a look-up overlooks the entry that another thread moves to the front.
+
+torch looks through a function's entries in a list, and moves the one that fits to its front (``ExtraState::move_to_front``
+in ``torch/csrc/dynamo/extra_state.cpp``). Guards let go of the interpreter, and so the list may be reordered by a second thread in the middle of the look-up
+of the first, which then comes to the end without having seen its entry: a miss, in torch's words of
+``TORCH_LOGS=recompiles`` "runtime guards failed even though they passed during recompilation-reason analysis".
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.threads import in_fresh_process
+
+WARM = """
+import sys, threading, time
+import torch, torch._dynamo
+torch.set_num_threads(1)
+{install}
+compiles, shapes = [], [torch.ones(size) for size in (2, 3, 4)]
+
+def backend(graph, _):
+    compiles.append(1)
+    return graph.forward
+
+function = torch.compile(lambda x, numbers: x + numbers["one"], backend=backend, dynamic=False)
+for x in shapes:
+    function(x, {{"one": 1}})
+assert len(compiles) == 3
+sys.setswitchinterval(1e-6)
+end = time.monotonic() + {seconds}
+wrong = []
+
+def call(number):
+    while time.monotonic() < end and len(compiles) == 3:
+        x = shapes[number % 3]
+        number += 1 + (number * 7 % 3 == 0)
+        if not torch.equal(function(x, {{"one": 1}}), x + 1):
+            wrong.append(x)
+
+threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong
+print(len(compiles) == 3)
+"""
+
+
+@pytest.mark.timeout(90)
+def test_warm_calls_compile_nothing() -> None:
+    """Four threads that call a function with three shapes, each compiled before, compile nothing."""
+    done = in_fresh_process(WARM.format(install="import safecompile.patch_all", seconds=6))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
+
+
+@pytest.mark.timeout(90)
+def test_plain_torch_compiles_again() -> None:
+    """Red twin: plain torch compiles again."""
+    done = in_fresh_process(WARM.format(install="", seconds=40))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False"
