@@ -1,9 +1,10 @@
-"""Warm calls alone make plain torch compile again: a look-up overlooks the entry that another thread moves to the front.
+"""Warm calls alone make plain torch compile again: its look-up overlooks an entry that another thread moves.
 
-torch looks through a function's entries in a list, and moves the one that fits to its front (``ExtraState::move_to_front``
-in ``torch/csrc/dynamo/extra_state.cpp``). Guards let go of the interpreter, and so the list may be reordered by a second thread in the middle of the look-up
-of the first, which then comes to the end without having seen its entry: a miss, in torch's words of
-``TORCH_LOGS=recompiles`` "runtime guards failed even though they passed during recompilation-reason analysis".
+torch looks through a function's entries in a list, and moves the one that fits to its front
+(``ExtraState::move_to_front`` in ``torch/csrc/dynamo/extra_state.cpp``). Guards let go of the interpreter, so a second
+thread may reorder the list in the middle of the look-up of the first, which then comes to the end without having seen
+its entry: a miss, of which ``TORCH_LOGS=recompiles`` says "runtime guards failed even though they passed during
+recompilation-reason analysis".
 """
 
 from __future__ import annotations
