@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _prose, _summary
+from . import _prose, _summary, hot
 from ._common import RESULTS, environment_line, say
 
 
@@ -152,7 +152,8 @@ def _hot(data: dict[str, Any]) -> str:
     text += "".join(
         f"A run ended without a result: {error}.\n\n" for one in data["runs"] for error in one.get("errors", [])
     )
-    if not data["summary"]:
+    summary = hot.summary(data["runs"])
+    if not summary:
         return text
     compiled = ", ".join(str(one["compiled_while_hot"]) for one in data["runs"] if "compiled_while_hot" in one)
     text += f"Graphs compiled in the blocks, by run: {compiled}.\n\n"
@@ -164,7 +165,7 @@ def _hot(data: dict[str, Any]) -> str:
             "{:.4f} to {:.4f}".format(*row["ratio_95"]),
             row["blocks"],
         ]
-        for row in data["summary"]
+        for row in summary
     )
     return text + table(["", "tokens/s, median", "ratio to warmup", "95 % interval", "blocks"], rows)
 

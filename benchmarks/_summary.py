@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import hot
+
 #: What is promised, the limit, what was measured, and whether it is kept; None where the measurement can't tell.
 Row = tuple[str, str, str, bool | None]
 
@@ -70,7 +72,7 @@ def _drafters(data: dict[str, Any]) -> Iterator[Row]:
 
 
 def _hot(data: dict[str, Any]) -> Iterator[Row]:
-    rows = {row["name"]: row for row in data["summary"]}
+    rows = {row["name"]: row for row in hot.summary(data["runs"])}
     drafters = data["settings"]["devices"]
     where = f"{len(drafters)} drafter(s) on {len(set(drafters))} {_kind(data)}(s)"
     what, limit = f"hot tokens/s, {where}, sequential warm-up = 1", "at least 0.99"

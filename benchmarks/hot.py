@@ -149,11 +149,17 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns for each set the tokens per second, and their ratio to the warm-up's over the blocks of all runs."""
+    """Returns for each set the tokens per second, and their ratio to the warm-up's over the blocks of all runs.
+
+    ``safe`` is compared with the mean of the warm-up's two blocks of the same round, "warmup again" with the first.
+    """
     ended = [one for one in runs if "ratios" in one]
     rows = []
     for name in NAMES if ended else ():
         ratios = [ratio for one in ended for ratio in one["ratios"][name]]
+        if name == "safe":
+            again = [ratio for one in ended for ratio in one["ratios"]["warmup again"]]
+            ratios = [ratio * (1 + 1 / other) / 2 for ratio, other in zip(ratios, again, strict=True)]
         rows.append(
             {
                 "name": name,
