@@ -56,7 +56,10 @@ class ClosurePatch:
 
 
 def _exchange(old: types.CodeType, new: types.CodeType) -> None:
-    """Exchanges the code of all functions that have it, those too that ``gc.freeze()`` hides from ``get_referrers``."""
+    """Exchanges the code of all functions that have it, those too that ``gc.freeze()`` hides from ``get_referrers``.
+
+    Where something is frozen, what has come into being since is frozen with it afterwards: it can't be told apart.
+    """
     frozen = gc.get_freeze_count() > 0
     if frozen:
         gc.unfreeze()
