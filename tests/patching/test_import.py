@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
 from .processes import passes_without_torch
 
@@ -17,11 +17,21 @@ MEASURE = """
 """
 
 
-@pytest.mark.parametrize(("module", "limit_s"), [("safecompile", 0.015), ("safecompile.patch_all", 0.150)])
-def test_import_is_cheap(module, limit_s):
-    """The package imports in 15 ms, patch_all before torch in 150 ms, and neither imports torch."""
-    best = min(float(passes_without_torch(MEASURE.format(module=module))) for _ in range(5))
-    assert best < limit_s, f"import {module} takes {best * 1e3:.1f} ms"
+def import_s(module: str, byte_code: Path) -> float:
+    """Returns the seconds that the import takes with its byte code at hand, whatever this environment says of it."""
+    variables = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(byte_code)}
+    return min(float(passes_without_torch(MEASURE.format(module=module), **variables)) for _ in range(6))
+
+
+def test_import_of_the_package_is_cheap(tmp_path):
+    """It takes 15 ms at most, and does not import torch."""
+    assert import_s("safecompile", tmp_path) < 0.015
+
+
+def test_import_of_patch_all_is_cheap(tmp_path):
+    """It takes 150 ms at most, without torch. On a machine where wrapt alone takes more than 75 ms, twice wrapt's."""
+    took, wrapt = import_s("safecompile.patch_all", tmp_path), import_s("wrapt", tmp_path)
+    assert took < max(0.150, 2 * wrapt), f"patch_all takes {took * 1e3:.0f} ms, wrapt alone {wrapt * 1e3:.0f} ms"
 
 
 def test_import_of_the_package_changes_nothing():
