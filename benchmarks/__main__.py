@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _plots, _report, call_overhead, cold_start, contention, drafters, hot
+from . import _plots, _report, call_overhead, cold_start, contention, drafters, hot, readers
 from ._common import RESULTS, environment, result_path, say
 
 MODULES: dict[str, Any] = {
@@ -17,12 +17,13 @@ MODULES: dict[str, Any] = {
     "contention": contention,
     "drafters": drafters,
     "hot": hot,
+    "readers": readers,
 }
 
-#: The command lines of the two settings. Short proves that everything works; full is what the README shows.
+#: The command lines of the two settings. Short proves that everything works; full is long enough to be shown.
 SETTINGS: dict[str, dict[str, list[str]]] = {
     "short": {
-        "call_overhead": ["--blocks", "5", "--samples", "5", "--functions", "function"],
+        "call_overhead": ["--blocks", "5", "--samples", "0", "--functions", "function"],
         "cold_start": [
             "--threads",
             "4",
@@ -37,9 +38,10 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
             "--variants",
             "alone,plain,safe",
         ],
-        "contention": ["--seconds", "1"],
+        "contention": ["--seconds", "1", "--variants", "plain,safe"],
         "drafters": ["--configs", "safe:1x2,plain:1x2", "--backend", "eager", "--steps", "3"],
         "hot": ["--blocks", "2", "--steps", "2", "--runs", "1", "--backend", "eager"],
+        "readers": ["--rounds", "2", "--calls", "2000"],
     },
     "full": {
         "call_overhead": ["--blocks", "200", "--samples", "25"],
@@ -47,6 +49,7 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
         "contention": ["--seconds", "6"],
         "drafters": ["--configs", "single:1x1,warmup:5x3,safe:5x3,plain:5x3", "--runs", "3"],
         "hot": ["--blocks", "40", "--runs", "2"],
+        "readers": ["--rounds", "40"],
     },
 }
 

@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -37,6 +40,7 @@ def environment() -> dict[str, Any]:
         "gpus": gpus,
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
+        "command": _command(),
     }
 
 
@@ -62,19 +66,24 @@ def _cpu_name() -> str:
 
 def _commit() -> str | None:
     """Returns SAFECOMPILE_BENCH_COMMIT if that is set, for a copy of the files; else the short commit that is checked
-    out, with a ``+`` if the library differs from it.
+    out, with a ``+`` if the library or the benchmarks differ from it.
     """
     if "SAFECOMPILE_BENCH_COMMIT" in os.environ:
         return os.environ["SAFECOMPILE_BENCH_COMMIT"]
     try:
-        git = ["git", "-C", str(ROOT)]
+        git, ours = ["git", "-C", str(ROOT)], ["safecompile", "benchmarks/*.py"]
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "safecompile"], capture_output=True, text=True, check=True
-        )
+        changed = subprocess.run([*git, "status", "--porcelain", *ours], capture_output=True, text=True, check=True)
         return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _command() -> str:
+    """Returns the command line, without the folder of its output."""
+    spec = sys.modules["__main__"].__spec__
+    arguments = [argument if argument.startswith("-") else Path(argument).name for argument in sys.argv[1:]]
+    return shlex.join(["python", "-m", (spec.name if spec else "benchmarks").removesuffix(".__main__"), *arguments])
 
 
 def machine(environment: dict[str, Any]) -> str:
@@ -122,7 +131,7 @@ def percentile(values: Sequence[float], p: float) -> float:
 
 
 def bootstrap(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = median, *, draws: int = 2000, seed: int = 0
+    values: Sequence[T], statistic: Callable[[Sequence[T]], float] = median, *, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """Returns the 95 % interval of ``statistic`` by resampling ``values``."""
     rng = random.Random(seed)

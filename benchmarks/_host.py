@@ -30,22 +30,49 @@ def phases() -> list[dict[str, Any]]:
     return found
 
 
-def give_lock_up_while_kernels_compile() -> None:
-    """Has the compile lock given up, for the experiment of ``overlap``, while Inductor waits for its kernels."""
+def give_lock_up_while_kernels_compile(*, put_aside: bool) -> None:
+    """Has the compile lock given up, for the experiment of ``overlap``, while Inductor waits for its kernels.
+
+    Args:
+        put_aside: what Inductor and AOTAutograd keep of one compile in variables of the process goes with the compile
+            that waits: another one begins with what a process begins with, and does not find it.
+    """
     from torch._dynamo import convert_frame
+    from torch._functorch._aot_autograd import logging_utils
+    from torch._inductor import metrics
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.triton_bundler import TritonBundler
 
     original = AsyncCompile.wait
+    counted = [name for name, value in vars(metrics).items() if isinstance(value, (int, list)) and name[0] != "_"]
+    places: list[tuple[Any, list[str]]] = [
+        (TritonBundler, ["_entries", "_static_autotuners", "_winners"]),
+        (logging_utils, ["graph_being_compiled", "model_name"]),
+        (metrics, counted),
+    ]
+    kept = [(place, {n: getattr(place, n) for n in names if hasattr(place, n)}) for place, names in places]
+
+    def exchanged(values: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, dict[str, Any]]]:
+        before = [(place, {name: getattr(place, name) for name in named}) for place, named in values]
+        for place, named in values:
+            for name, value in named.items():
+                setattr(place, name, value)
+        return before
+
+    def fresh() -> list[tuple[Any, dict[str, Any]]]:
+        return [(p, {n: list(v) if isinstance(v, list) else v for n, v in named.items()}) for p, named in kept]
 
     def wait(self: Any, scope: Any) -> Any:
         lock: Any = convert_frame.compile_lock
         if not lock._is_owned():
             return original(self, scope)
+        mine = exchanged(fresh()) if put_aside else []
         state = lock._release_save()
         try:
             return original(self, scope)
         finally:
             lock._acquire_restore(state)
+            exchanged(mine)
 
     AsyncCompile.wait = wait  # type: ignore[method-assign]
 

@@ -42,7 +42,7 @@ def count(settings: dict[str, Any], *, time_limit_s: float = 900.0) -> dict[str,
 
     Args:
         settings: ``{"safe": bool, "function": str, "backend": str, "samples": int}``; ``"imported": True`` has the
-            plain process import safecompile.
+            plain process import safecompile, ``"by_family": False`` has all patches taken out at once.
         time_limit_s: seconds after which the child is killed.
 
     Raises:
@@ -105,7 +105,11 @@ def _child(settings: dict[str, Any]) -> None:
         names = [name for name in NAMES if name not in ("safe", "plain again")]
     for name in names:
         _counted(wrapped(name, fn), arguments, settings["samples"])
-    while switch and switch.families:
+    if switch and not settings.get("by_family", True):
+        switch.turn(False)
+        names.append("all taken out")
+        _counted(fn, arguments, settings["samples"])
+    while switch and switch.is_on and switch.families:
         names.append(f"without {switch.take_out_last_family()}")
         _counted(fn, arguments, settings["samples"])
     print(json.dumps([(name, settings["samples"]) for name in names]), flush=True)

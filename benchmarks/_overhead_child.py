@@ -113,7 +113,8 @@ def identity(name: str, backend: str, switch: Switch) -> dict[str, Any]:
         "bytes of code": [len(plain_code.co_code), len(safe.__code__.co_code)],
         "same names and types of cells": {k: type(v) for k, v in _cells(plain).items()}
         == {k: type(v) for k, v in _cells(safe).items()},
-        "hooks": [len(context_plain.enter_exit_hooks), len(context_safe.enter_exit_hooks)],
+        "same code of hooks": [h.__code__ for h in context_plain.enter_exit_hooks]
+        == [h.__code__ for h in context_safe.enter_exit_hooks],
         "torch's own code when the patches are out": own,
     }
 

@@ -34,7 +34,7 @@ def _bars(
     file: Path,
     names: list[str],
     values: list[float],
-    intervals: list[tuple[float, float]] | None,
+    intervals: list[tuple[float, float]],
     label: str,
     *,
     line: float | None = None,
@@ -43,12 +43,10 @@ def _bars(
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 0.6 + 0.36 * len(names)))
-    errors = None
-    if intervals is not None:
-        errors = [
-            [max(0.0, value - low) for value, (low, _) in zip(values, intervals, strict=True)],
-            [max(0.0, high - value) for value, (_, high) in zip(values, intervals, strict=True)],
-        ]
+    errors = [
+        [max(0.0, value - low) for value, (low, _) in zip(values, intervals, strict=True)],
+        [max(0.0, high - value) for value, (_, high) in zip(values, intervals, strict=True)],
+    ]
     axes.barh(names, values, xerr=errors, color=BAR, height=0.6, error_kw={"ecolor": "#222222", "capsize": 3})
     axes.invert_yaxis()
     axes.set_xlabel(label)
@@ -116,8 +114,10 @@ def _cold_start(data: dict[str, Any], stem: Path) -> list[Path]:
             continue
         names = [f"{row['variant']}, {row['threads']} thread(s): {row['compiles']} compile(s)" for row in rows]
         file = stem.with_name(f"{stem.name}-{key[0]}-{key[1]}.svg")
-        label = f"seconds until every thread has called {key[1]} shape(s), backend {key[0]}"
-        drawn.append(_bars(file, names, [row["wall_s"] for row in rows], None, label))
+        label = f"seconds until every thread has called {key[1]} shape(s), backend {key[0]}: median, least and most"
+        medians = [row["wall_s"] for row in rows]
+        ranges = [tuple(row.get("wall_s_range", [row["wall_s"]] * 2)) for row in rows]
+        drawn.append(_bars(file, names, medians, ranges, label))
     panels = {name: spans for name, spans in data.get("timelines", {}).items() if spans}
     if panels:
         some = dict(list(panels.items())[:2])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _prose, _summary, hot
+from . import _prose, _summary, drafters, hot
 from ._common import RESULTS, environment_line, say
 
 
@@ -23,6 +23,8 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "**no**"
+    if isinstance(value, list):
+        return " to ".join(map(_cell, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -69,6 +71,7 @@ def _cold_start(data: dict[str, Any]) -> str:
         "threads",
         "variant",
         "wall s",
+        "least to most",
         "first result s",
         "last first result s",
         "compiles",
@@ -83,6 +86,7 @@ def _cold_start(data: dict[str, Any]) -> str:
         "threads",
         "variant",
         "wall_s",
+        "wall_s_range",
         "first_result_s",
         "last_first_result_s",
         "compiles",
@@ -105,7 +109,12 @@ def _cold_start(data: dict[str, Any]) -> str:
 def _contention(data: dict[str, Any]) -> str:
     text = f"One warm thread's calls, in microseconds, while two others are busy for {data['seconds']:g} s.\n\n"
     names = ("scene", "variant", "p50", "p95", "p99", "max", "calls", "failed_calls", "done_by_others", "failed_others")
-    return text + table([n.replace("_", " ") for n in names], ([row.get(n) for n in names] for row in data["table"]))
+    rows = ([row.get(n) for n in names] + [_end(row)] for row in data["table"])
+    return text + table([*(n.replace("_", " ") for n in names), "ended"], rows)
+
+
+def _end(row: dict[str, Any]) -> str:
+    return "well" if "p50" in row else "; ".join(row["errors"])
 
 
 def _drafters(data: dict[str, Any]) -> str:
@@ -119,12 +128,16 @@ def _drafters(data: dict[str, Any]) -> str:
         "worst",
         "warm-up s",
         "graphs",
+        "cold tokens/s",
         "hot tokens/s, median",
         "worst",
+        "of one drafter",
     ]
     rows = []
     for row in data["summary"]:
         first, hot = row["last_first_step_s"] or {}, row["hot_tokens_per_s"] or {}
+        runs = [run for run in data["runs"] if run["config"] == row["config"]]
+        cold, each = drafters.other_tokens_per_s(runs, data["settings"][row["config"]]["steps"])
         rows.append(
             [
                 row["config"],
@@ -136,7 +149,7 @@ def _drafters(data: dict[str, Any]) -> str:
                 first.get("worst"),
                 row["warm_up_s"],
                 " or ".join(map(str, row["graphs"])) or None,
-                *(f"{hot[k]:,.0f}" if hot else None for k in ("median", "worst")),
+                *(f"{n:,.0f}" if n else None for n in (cold, hot.get("median"), hot.get("worst"), each)),
             ]
         )
     text = table(head, rows)
@@ -155,34 +168,45 @@ def _hot(data: dict[str, Any]) -> str:
     summary = hot.summary(data["runs"])
     if not summary:
         return text
-    compiled = ", ".join(str(one["compiled_while_hot"]) for one in data["runs"] if "compiled_while_hot" in one)
-    text += f"Graphs compiled in the blocks, by run: {compiled}.\n\n"
+    for one in data["runs"]:
+        if "compiled_while_hot" in one:
+            found = one["compiled_while_hot"]
+            each = found if isinstance(found, int) else ", ".join(f"{name} {n}" for name, n in found.items())
+            text += f"Graphs compiled in the blocks of a run: {each}.\n\n"
     rows = (
         [
             row["name"],
             f"{row['tokens_per_s']:,.0f}",
             f"{row['ratio']:.4f}",
             "{:.4f} to {:.4f}".format(*row["ratio_95"]),
+            ", ".join(f"{ratio:.3f}" for ratio in row["ratio_by_run"]),
             row["blocks"],
         ]
         for row in summary
     )
-    return text + table(["", "tokens/s, median", "ratio to warmup", "95 % interval", "blocks"], rows)
+    return text + table(["", "tokens/s, median", "ratio to warmup", "95 % interval", "by run", "blocks"], rows)
 
 
 def _overlap(data: dict[str, Any]) -> str:
     names = ("threads", "lock", "wall_s", "runs", "hung")
     rows = ([*(row[n] for n in names), len(row["errors"])] for row in data["table"])
-    return table(["threads, a function each", "lock", "wall s, median", "runs", "hung", "errors (5 at most)"], rows)
+    text = table(["threads, a function each", "lock", "wall s, median", "runs", "hung", "errors (5 at most)"], rows)
+    errors = dict.fromkeys(error.partition(": ")[2] for row in data["table"] for error in row["errors"])
+    return text + "".join(f"\n- `{' '.join(error.split())}`" for error in errors) + "\n" * bool(errors)
 
 
 def _readers(data: dict[str, Any]) -> str:
-    plain = data["table"]["plain"]
     rows = (
-        [name, *(x for key in plain for x in (row[key], f"{row[key] - plain[key]:+.0f}"))]
-        for name, row in data["table"].items()
+        [name, *(x for row in (kinds["is_compiling"], kinds["module"]) for x in (row["ns"], _added(row)))]
+        for name, kinds in data["table"].items()
     )
-    return table(["", "is_compiling() ns", "to plain", "nn.Module call ns", "to plain"], rows)
+    own = "yes" if data["modules_code_is_torchs_own"] else "**no**"
+    said = f"With safecompile, a module's call runs torch's own functions and code objects: {own}.\n\n"
+    return said + table(["", "is_compiling() ns", "to plain", "nn.Module call ns", "to plain"], rows)
+
+
+def _added(row: dict[str, Any]) -> str:
+    return "{:+.0f} [{:+.0f}, {:+.0f}]".format(row["added_ns"], *row["added_ns_95"])
 
 
 WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -207,12 +231,19 @@ def report(folder: Path = RESULTS) -> str:
         for name, data in results.items():
             if data.get("benchmark") != benchmark:
                 continue
-            text += f"\n### {environment_line(data['environment'])}\n\n`results/{name}`\n\n{writer(data)}"
+            text += (
+                f"\n### {environment_line(data['environment'])}\n\n`results/{name}`{_command(data)}\n\n{writer(data)}"
+            )
             for picture in sorted(folder.glob(f"{Path(name).stem}-*.svg")) + sorted(
                 folder.glob(f"{Path(name).stem}.svg")
             ):
                 text += f"\n![{title}](results/{picture.name})\n"
     return text
+
+
+def _command(data: dict[str, Any]) -> str:
+    command = data["environment"].get("command")
+    return f", by `{command}`" if command else ""
 
 
 def write(folder: Path = RESULTS) -> Path:

@@ -25,10 +25,12 @@ def summary(config: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any
         for name in ("wall_s", "cpu_s", "first_result_s", "last_first_result_s")
         if (values := [one[name] for one in ended if one[name] is not None])
     }
+    walls = [one["wall_s"] for one in ended]
+    spread = {"wall_s_range": [min(walls), max(walls)]} if walls else {}
     worst = {
         name: max((one[name] for one in ended), default=None) for name in ("compiles", "eager_calls", "failed_calls")
     }
-    return {**config, "runs": len(runs), "hung": sum(one["hung"] for one in runs), **medians, **worst}
+    return {**config, "runs": len(runs), "hung": sum(one["hung"] for one in runs), **medians, **spread, **worst}
 
 
 def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:

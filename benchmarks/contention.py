@@ -2,8 +2,8 @@
 
 One thread calls a function that is compiled, all the time, for the seconds of each scene; in the scenes other
 threads do nothing (``quiet``), compile the same function for new shapes (``same function``), compile other functions
-(``other functions``) or make symbolic traces (``traces``). Each scene and variant has a process of its own.
-``torch.compiler.reset()`` is no scene: beside running calls it frees what they use, in every release tried.
+(``other functions``), make symbolic traces (``traces``) or call ``torch.compiler.reset()`` every 100 ms (``resets``:
+the warm thread compiles again after each). Each scene and variant has a process of its own; one that crashes says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from ._common import anonymous, environment, environment_line, percentile, result_path, run_child, say, write_json
 
-SCENES = ("quiet", "same function", "other functions", "traces")
+SCENES = ("quiet", "same function", "other functions", "traces", "resets")
 VARIANTS = ("plain", "safe", "rlock in every call", "wrapt.synchronized")
 
 
@@ -104,7 +104,13 @@ def _noise(
         torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
         return True
 
-    return {"same function": same_function, "other functions": other_functions, "traces": traces}[scene]
+    def resets(_: int) -> bool:
+        time.sleep(0.1)
+        torch.compiler.reset()
+        return True
+
+    scenes = {"same function": same_function, "other functions": other_functions, "traces": traces, "resets": resets}
+    return scenes[scene]
 
 
 def run(arguments: argparse.Namespace) -> Path:
@@ -114,8 +120,13 @@ def run(arguments: argparse.Namespace) -> Path:
     out = Path(arguments.out) if arguments.out else result_path("contention", env)
     table = []
     for scene in SCENES:
-        for variant in VARIANTS:
-            settings = {"scene": scene, "variant": variant, "seconds": arguments.seconds, "staged_s": 0.5}
+        for variant in arguments.variants.split(","):
+            settings = {
+                "scene": scene,
+                "variant": variant,
+                "seconds": arguments.seconds,
+                "staged_s": 0.01 if scene == "resets" else 0.5,
+            }
             one = run_child("benchmarks.contention", settings, time_limit_s=arguments.seconds + 120)
             table.append({"scene": scene, "variant": variant, **one})
             write_json(
@@ -133,6 +144,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a scene")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--out")
     return parser.parse_args(given)
 

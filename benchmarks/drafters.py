@@ -86,6 +86,19 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def other_tokens_per_s(runs: list[dict[str, Any]], steps: int) -> tuple[float | None, float | None]:
+    """Returns medians over the runs that ended: of all drafters in their cold steps, and of one drafter hot."""
+    cold, each = [], []
+    for run in runs:
+        drafters = [one for one in run.get("drafters", ()) if one["hot_tokens_per_s"] and one["cold_ends_s"]]
+        if run["hot_tokens_per_s"] and drafters:
+            tokens_a_step = drafters[0]["hot_tokens_per_s"] * drafters[0]["hot_s"] / steps
+            cold_steps = sum(len(one["cold_ends_s"]) for one in drafters)
+            cold.append(cold_steps * tokens_a_step / max(one["cold_ends_s"][-1] for one in drafters))
+            each += [one["hot_tokens_per_s"] for one in drafters]
+    return (median(cold), median(each)) if cold else (None, None)
+
+
 def run(arguments: argparse.Namespace) -> Path:
     """Makes all runs, writing the results after each; returns their file."""
     env = environment()

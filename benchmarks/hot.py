@@ -1,9 +1,9 @@
 """Hot training steps with safecompile and with a sequential warm-up, in turns, in one process.
 
 Processes of one way differ by more among themselves than the two ways do, so ``drafters`` cannot show one per cent.
-Here D drafter threads train two sets of models: one warmed up on the main thread with plain torch, one with
+Here D drafter threads train sets of models: warmed up on the main thread with plain torch, or with
 ``safe_compile``. They go in turns, block by block: safecompile's patches are in for its own blocks, and torch is
-torch's own for the others. "warmup again" is the warm-up's set once more: the noise of the method.
+torch's own for the others. "warmup again" is a second set of models after the same warm-up: the noise of the method.
 
     python -m benchmarks.hot --drafters 2 --blocks 40 --steps 10 --runs 2
 """
@@ -18,7 +18,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -123,9 +123,11 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             Crew({way: trainers[way]}, [finish(name) for name in names]).time(way, 1)
         compiled[way] = counts()["graphs"] - before
-    trainers["warmup again"] = trainers["warmup"]
+        if way == "warmup":
+            trainers["warmup again"] = [trainer(name, index, attention) for index, name in enumerate(names)]
     crew, rng = Crew(trainers, [finish(name) for name in names]), random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    compiled_while_hot = dict.fromkeys(NAMES, 0)
     for block in range(settings["blocks"] + 1):
         if block > 1 and time.perf_counter() - began > 0.8 * settings["time_limit_s"]:
             break
@@ -133,43 +135,54 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
             switch.turn(name != "safe")  # the patches move before every block, the same way round
             switch.turn(name == "safe")
             crew.time(name, settings["warm_steps"])
+            graphs = counts()["graphs"]
             taken = crew.time(name, settings["steps"])
             if block:
                 seconds[name].append(taken)
-        if not block:
-            graphs = counts()["graphs"]
+                compiled_while_hot[name] += counts()["graphs"] - graphs
     tokens = shape.anchors * shape.block * settings["steps"] * len(names)
     pairs = {name: [w / t for w, t in zip(seconds["warmup"], seconds[name], strict=True)] for name in NAMES}
     return {
         "tokens_per_s": {name: rounded(tokens / median(taken)) for name, taken in seconds.items()},
         "ratios": {name: [rounded(ratio, 5) for ratio in pairs[name]] for name in NAMES},
         "compiled": compiled,
-        "compiled_while_hot": counts()["graphs"] - graphs,
+        "compiled_while_hot": compiled_while_hot,
     }
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns for each set the tokens per second, and their ratio to the warm-up's over the blocks of all runs.
 
-    ``safe`` is compared with the mean of the warm-up's two blocks of the same round, "warmup again" with the first.
+    ``safe`` is compared with either of the warm-up's two blocks of the same round: both ratios count. (Their mean would
+    not do: of two blocks it is one with a pause in it more often than a single one is.)
     """
     ended = [one for one in runs if "ratios" in one]
     rows = []
     for name in NAMES if ended else ():
-        ratios = [ratio for one in ended for ratio in one["ratios"][name]]
-        if name == "safe":
-            again = [ratio for one in ended for ratio in one["ratios"]["warmup again"]]
-            ratios = [ratio * (1 + 1 / other) / 2 for ratio, other in zip(ratios, again, strict=True)]
+        by_run = [_ratios(one, name) for one in ended]
+        rounds = [one for ratios in by_run for one in ratios]
         rows.append(
             {
                 "name": name,
                 "tokens_per_s": rounded(median(one["tokens_per_s"][name] for one in ended)),
-                "ratio": rounded(median(ratios), 5),
-                "ratio_95": [rounded(bound, 5) for bound in bootstrap(ratios)],
-                "blocks": len(ratios),
+                "ratio": rounded(_median_of_all(rounds), 5),
+                "ratio_95": [rounded(bound, 5) for bound in bootstrap(rounds, _median_of_all)],
+                "ratio_by_run": [rounded(_median_of_all(ratios), 5) for ratios in by_run],
+                "blocks": len(rounds),
             }
         )
     return rows
+
+
+def _ratios(one: dict[str, Any], name: str) -> list[tuple[float, ...]]:
+    ratios = one["ratios"][name]
+    if name != "safe":
+        return [(ratio,) for ratio in ratios]
+    return [(ratio, ratio / again) for ratio, again in zip(ratios, one["ratios"]["warmup again"], strict=True)]
+
+
+def _median_of_all(rounds: Sequence[tuple[float, ...]]) -> float:
+    return median(ratio for ratios in rounds for ratio in ratios)
 
 
 def run(arguments: argparse.Namespace) -> Path:

@@ -2,7 +2,8 @@
 
 torch holds its compile lock over a whole compile, also while other processes compile the kernels. Here each of N
 threads compiles a function of its own with Inductor, cold: with the lock held, as torch and the library do, and with
-the lock given up around ``AsyncCompile.wait``, so that another thread traces meanwhile.
+the lock given up around ``AsyncCompile.wait``, so that another thread traces meanwhile; and the same with what torch
+keeps of one compile in variables of the process put aside for that time.
 ``python -m benchmarks.overlap --runs 3``
 """
 
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,8 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import environment, environment_line, result_path, rounded, run_child, say, write_json
+from ._common import anonymous, environment, environment_line, result_path, rounded, run_child, say, write_json
 from ._host import give_lock_up_while_kernels_compile, phases
+
+PUT_ASIDE = "given up, state put aside"
 
 
 def function(number: int) -> Any:
@@ -37,8 +41,8 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
     """Compiles in threads; returns the wall time, the errors, and the phases of each compile."""
     from safecompile import safe_compile
 
-    if settings["lock"] == "given up":
-        give_lock_up_while_kernels_compile()
+    if settings["lock"] != "held":
+        give_lock_up_while_kernels_compile(put_aside=settings["lock"] == PUT_ASIDE)
     torch.set_num_threads(1)
     weight, x = torch.randn(64, 64), torch.randn(64, 64)
     errors: list[str] = []
@@ -53,7 +57,9 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
             if not torch.allclose(result, plain(x, weight), atol=1e-4):
                 errors.append(f"layer_{number}: wrong result")
         except Exception as error:  # noqa: BLE001 - counted, whatever it is
-            errors.append(f"layer_{number}: {type(error).__name__}: {str(error).strip()[:200]}")
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = anonymous(f"{last.filename}:{last.lineno} in {last.name}")
+            errors.append(f"layer_{number}: {type(error).__name__}: {str(error).strip()[:200]} ({where})")
 
     team = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(settings["threads"])]
     for thread in team:
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> Path:
     out = Path(arguments.out) if arguments.out else result_path("overlap", env)
     table = []
     for threads in map(int, arguments.threads.split(",")):
-        for lock in ("held", "given up"):
+        for lock in ("held", "given up", PUT_ASIDE):
             settings = {"threads": threads, "lock": lock, "time_limit_s": 120.0}
             runs = [run_child("benchmarks.overlap", settings, time_limit_s=200.0) for _ in range(arguments.runs)]
             walls = [one["wall_s"] for one in runs if "wall_s" in one]

@@ -1,53 +1,56 @@
 """What the isolation costs those who only read: ``is_compiling()`` and a call of an ``nn.Module``, in nanoseconds.
 
-Plain torch, the library, and the library beside another thread that traces symbolically or compiles; the best of 15.
-``python -m benchmarks.readers``
+In turns in one process: plain torch, plain torch once more (the noise), safecompile, and safecompile beside another
+thread that is parked in a symbolic trace or in a compile. Each is compared with plain torch's of the same round.
+
+    python -m benchmarks.readers --rounds 40
 """
 
 from __future__ import annotations
 
+import argparse
+import random
 import threading
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from types import FunctionType
 from typing import Any
 
-import torch
-import torch.fx
+from ._common import bootstrap, environment, environment_line, result_path, rounded, say, write_json
 
-import safecompile
-
-from ._common import environment, environment_line, result_path, say, write_json
-
-CALLS = 200_000
+NAMES = ("plain", "plain again", "safe", "safe, beside a trace", "safe, beside a compile")
+#: What a call of a module runs, and what a trace exchanges.
+METHODS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
-def best(call: Callable[[], Any]) -> float:
-    """Returns the nanoseconds that one call takes, with the loop's own."""
-    return round(min(timeit.repeat(call, number=CALLS, repeat=15)) / CALLS * 1e9, 1)
-
-
-def beside(start: Callable[[Callable[[], None]], Any], measure: Callable[[], Any]) -> Any:
-    """Returns what ``measure`` returns while another thread is parked inside what ``start`` does."""
+@contextmanager
+def beside(work: Callable[[Callable[[], None]], Any]) -> Iterator[None]:
+    """Keeps another thread parked inside what ``work`` does."""
     inside, go = threading.Event(), threading.Event()
 
     def park() -> None:
         inside.set()
         go.wait(120)
 
-    thread = threading.Thread(target=start, args=(park,))
+    thread = threading.Thread(target=work, args=(park,))
     thread.start()
     try:
         if not inside.wait(30):
             msg = "the other thread has not come to where it was to wait"
             raise RuntimeError(msg)
-        return measure()
+        yield
     finally:
         go.set()
         thread.join()
 
 
-def tracing(park: Callable[[], None]) -> None:
+def trace(park: Callable[[], None]) -> None:
     """Traces a module symbolically, and parks in its forward."""
+    import torch
+    import torch.fx
 
     class Parked(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -57,36 +60,85 @@ def tracing(park: Callable[[], None]) -> None:
     torch.fx.symbolic_trace(Parked())
 
 
-def compiling(park: Callable[[], None]) -> None:
+def add_one(x: Any) -> Any:
+    """Has its code copied: a new code object is compiled anew."""
+    return x + 1
+
+
+def compile_one(park: Callable[[], None]) -> None:
     """Compiles a function, and parks in the backend."""
+    import torch
 
     def backend(graph: Any, _: Any) -> Any:
         park()
         return graph.forward
 
-    torch.compile(lambda x: x * 3, backend=backend)(torch.ones(2))
+    torch.compile(FunctionType(add_one.__code__.replace(), globals()), backend=backend)(torch.ones(2))
 
 
-def run() -> None:
+def run(arguments: argparse.Namespace) -> Path:
     """Measures, and writes the results."""
-    module, x, is_compiling = torch.nn.Identity(), torch.zeros(1), torch.compiler.is_compiling
-    torch.compile(lambda x: x + 1, backend="eager")(x)
+    import torch
 
-    def measure() -> dict[str, float]:
-        return {"is_compiling_ns": best(is_compiling), "module_ns": best(lambda: module(x))}
+    from ._variants import Switch
 
-    found = {"plain": measure()}
-    safecompile.install()
-    torch.compile(lambda x: x + 2, backend="eager")(x)
-    found["safe"] = measure()
-    found["safe, beside a trace"] = beside(tracing, measure)
-    found["safe, beside a compile"] = beside(compiling, measure)
     env = environment()
     say(environment_line(env))
-    for name, row in found.items():
+    module, x, is_compiling = torch.nn.Identity(), torch.zeros(1), torch.compiler.is_compiling
+    compile_one(lambda: None)  # imports what it needs
+
+    def code() -> list[Any]:
+        functions = [vars(torch.nn.Module)[name] for name in METHODS]
+        return [*functions, *(function.__code__ for function in functions)]
+
+    before, switch, rng = code(), Switch(), random.Random(0)
+    calls: dict[str, Callable[[], Any]] = {"is_compiling": is_compiling, "module": lambda: module(x)}
+    others = {NAMES[3]: trace, NAMES[4]: compile_one}
+    taken: dict[str, dict[str, list[float]]] = {key: {name: [] for name in NAMES} for key in calls}
+    for number in range(arguments.rounds + 1):
+        for name in rng.sample(NAMES, len(NAMES)):
+            switch.turn(name.startswith("plain"))  # the patches move before every block, the same way round
+            switch.turn(not name.startswith("plain"))
+            with beside(others[name]) if name in others else nullcontext():
+                for key, call in calls.items():
+                    timeit.timeit(call, number=arguments.calls // 10)
+                    best = min(timeit.repeat(call, number=arguments.calls, repeat=3)) / arguments.calls * 1e9
+                    if number:
+                        taken[key][name].append(best)
+    switch.turn(True)
+    own = all(now is then for now, then in zip(code(), before, strict=True))
+    data = {
+        "benchmark": "readers",
+        "environment": env,
+        "settings": {"rounds": arguments.rounds, "calls": arguments.calls},
+        "modules_code_is_torchs_own": own,
+        "table": {name: {key: summary(taken[key], name) for key in calls} for name in NAMES},
+    }
+    for name, row in data["table"].items():
         say(f"{name}: {row}")
-    write_json(result_path("readers", env), {"benchmark": "readers", "environment": env, "table": found})
+    out = Path(arguments.out) if arguments.out else result_path("readers", env)
+    write_json(out, data)
+    return out
+
+
+def summary(taken: dict[str, list[float]], name: str) -> dict[str, Any]:
+    """Returns the median of a call's nanoseconds, and of those added to plain torch's of the same round."""
+    added = [ns - plain for ns, plain in zip(taken[name], taken["plain"], strict=True)]
+    return {
+        "ns": rounded(median(taken[name])),
+        "added_ns": rounded(median(added)),
+        "added_ns_95": [rounded(bound) for bound in bootstrap(added)],
+    }
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="blocks of each kind")
+    parser.add_argument("--calls", type=int, default=50_000, help="calls in a block, of which the best of three counts")
+    parser.add_argument("--out", help="the JSON file; default: in benchmarks/results")
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":
-    run()
+    say(f"results: {run(arguments()).name}")

@@ -47,7 +47,7 @@ def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
 
     What it then calls is a null pointer (2.8-2.15). 2.7 looks whether a backward runs, and raises.
     """
-    done = in_fresh_process(
+    program = (
         BEGIN
         + """
     engine, prepared = torch.autograd.Variable._execution_engine, threading.Event()
@@ -62,7 +62,7 @@ def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
     switch(instance, False)
     thread, errors = in_thread(backward)
     prepared.wait(30)
-    end = time.monotonic() + 0.2
+    end = time.monotonic() + 0.5
     while time.monotonic() < end:
         pass  # it has seen the switch by now, and waits for the GIL
     switch(None, False)
@@ -70,7 +70,8 @@ def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
     assert not errors, errors
     """
     )
-    assert done.returncode != 0
+    # On a busy machine the thread may not get that far in time.
+    assert any(in_fresh_process(program).returncode != 0 for _ in range(4))
 
 
 @pytest.mark.parametrize("beside", ["another compiled backward", "a compile of its graph"])
