@@ -130,6 +130,13 @@ class ParkedBackend:
         self._open.clear()
 
 
+def child_environment() -> dict[str, str]:
+    """Returns this process's environment without its ``SAFECOMPILE_*`` variables, the repository on the path."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SAFECOMPILE_")}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
+    return variables
+
+
 def in_fresh_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` (indented as it stands in the test) with ``python -c``, the repository on its path.
 
@@ -138,8 +145,6 @@ def in_fresh_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subpr
     Raises:
         Hung: the child has not ended after ``timeout_s``; the message holds the stack of each of its threads.
     """
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("SAFECOMPILE_")}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
     child = subprocess.Popen(
         command,
@@ -147,7 +152,7 @@ def in_fresh_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subpr
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=variables | env,
+        env=child_environment() | env,
         cwd=ROOT,
         start_new_session=True,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.threads import in_fresh_process
+from tests.helpers.nursery import in_forked_process
 
 BEGIN = """
     import sys, threading, time
@@ -71,14 +71,14 @@ def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
     """
     )
     # On a busy machine the thread may not get that far in time.
-    assert any(in_fresh_process(program).returncode != 0 for _ in range(4))
+    assert any(in_forked_process(program).returncode != 0 for _ in range(4))
 
 
 @pytest.mark.parametrize("beside", ["another compiled backward", "a compile of its graph"])
 def test_two_compiled_backwards_at_once(beside: str):
     """Torch's engine has one lock for all, which it does not wait for."""
     where = "inside.set(); leave.wait(30)"
-    done = in_fresh_process(
+    done = in_forked_process(
         BEGIN
         + f"""
     inside, leave = threading.Event(), threading.Event()

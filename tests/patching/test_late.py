@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.threads import in_fresh_process
+from tests.helpers.nursery import in_forked_process
 
 PROGRAM = """
 import sys, types, warnings
@@ -32,7 +32,7 @@ print([(w.category.__name__, "early." in str(w.message)) for w in seen])
 )
 def test_what_is_not_protected_is_named_once(taken, warnings):
     """A name that is replaced in torch is named, once; what is changed in place needs no word."""
-    done = in_fresh_process(PROGRAM.format(taken=taken))
+    done = in_forked_process(PROGRAM.format(taken=taken))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == warnings
 
@@ -60,5 +60,5 @@ assert torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2)).tolist() =
 @pytest.mark.parametrize("before", [True, False])
 def test_gc_freeze_hides_nothing(before):
     """What ``gc.freeze()`` has put aside, as servers do before they fork, is protected, and restored."""
-    done = in_fresh_process(FROZEN.format(before=before))
+    done = in_forked_process(FROZEN.format(before=before))
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,8 @@ import torch._dynamo
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 
 class Compiler:
@@ -139,7 +140,7 @@ def test_it_is_turned_on_beside_a_backward(side):
     if side == "plain":
         script = "import tests.unit.test_compiled_autograd as t; t.turned_on_beside_a_backward()"
         poisoned = not hasattr(compiled_autograd, "depth")
-        assert (in_fresh_process(script).returncode != 0) is poisoned
+        assert (in_forked_process(script).returncode != 0) is poisoned
         return
     turned_on_beside_a_backward()
 
@@ -322,7 +323,7 @@ def test_no_uninstallation_while_it_is_on():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_child_forked_while_another_thread_is_in_the_window():
     """Its first backward runs, without what the parent's thread was doing."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import os, signal, threading
         import safecompile.patch_all

@@ -11,7 +11,8 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from safecompile import install
-from tests.helpers.threads import in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import run_threads
 
 COUNT = 4
 
@@ -119,7 +120,7 @@ def test_replicas(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["around", "inside", "in_place", "in_place_disabled"])
 def test_red_twin(kind: str) -> None:
     """Plain torch: RecursionError, or silently the original's parameters."""
-    done = in_fresh_process(
+    done = in_forked_process(
         f"""
         from tests.unit.test_data_parallel import steps
         try:

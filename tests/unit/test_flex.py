@@ -12,7 +12,8 @@ import torch.fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from safecompile import install
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 WAIT_S = 30.0
 Q = torch.ones(1, 1, 128, 16)
@@ -145,7 +146,7 @@ for function, arguments in ((both, (q,)), (attend, (q, mask))):
 
 def test_a_compiled_region_is_as_in_plain_torch():
     """Fullgraph compiles without a break; graph and number of guards are those of plain torch."""
-    plain, safe = (in_fresh_process(GUARDS.format(safe=safe)) for safe in (False, True))
+    plain, safe = (in_forked_process(GUARDS.format(safe=safe)) for safe in (False, True))
     assert plain.returncode == safe.returncode == 0, plain.stderr + safe.stderr
     assert safe.stdout == plain.stdout
     assert safe.stdout.count("guards") == 2
@@ -177,26 +178,26 @@ assert not torch.fx._symbolic_trace.is_fx_tracing(), "the flag is left on for go
 
 def test_an_eager_call_leaves_no_flag_on():
     """An eager flex_attention that begins beside another thread's trace and ends after it leaves the flag off."""
-    done = in_fresh_process("import safecompile.patch_all\n" + STUCK_FLAG)
+    done = in_forked_process("import safecompile.patch_all\n" + STUCK_FLAG)
     assert done.returncode == 0, done.stderr
 
 
 def test_red_twin_of_the_flag():
     """In plain torch it leaves the flag on, and every compiled call of the process fails from then on."""
-    done = in_fresh_process(STUCK_FLAG)
+    done = in_forked_process(STUCK_FLAG)
     if done.returncode == 0 and _flag_is_per_thread():
         pytest.skip("this torch keeps the flag per thread")
     assert "left on for good" in done.stderr, done.stderr
 
 
 def _flag_is_per_thread() -> bool:
-    done = in_fresh_process("import torch.fx, sys; sys.exit(hasattr(torch.fx._symbolic_trace, '_is_fx_tracing_flag'))")
+    done = in_forked_process("import torch.fx, sys; sys.exit(hasattr(torch.fx._symbolic_trace, '_is_fx_tracing_flag'))")
     return done.returncode == 0
 
 
 def test_a_reference_taken_before_is_the_same_function():
     """install() leaves both functions themselves as they are, so no earlier reference is left out."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
         import torch.nn.attention.flex_attention as module

@@ -11,7 +11,8 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 
 from safecompile import install
-from tests.helpers.threads import in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import run_threads
 
 WAIT_S = 30.0
 needs_annotate = pytest.mark.skipif(not hasattr(fx_traceback, "annotate"), reason="this torch has no annotate")
@@ -135,7 +136,7 @@ def test_annotations_of_compiled_code():
 
     with elsewhere(other), fx_traceback.preserve_node_meta():
         torch.compile(annotated, backend=backend, fullgraph=True)(torch.ones(2))
-    plain = in_fresh_process(
+    plain = in_forked_process(
         """
         import torch, torch.fx.traceback as fx_traceback
         def backend(module, inputs):
@@ -179,7 +180,7 @@ def test_red_twin(scene):
     """In plain torch the metadata of one thread is seen by the others."""
     if scene == "annotations" and not hasattr(fx_traceback, "annotate"):
         pytest.skip("this torch has no annotate")
-    done = in_fresh_process(
+    done = in_forked_process(
         f"""
         from tests.unit import test_fx_metadata
         try:

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from safecompile import _events, install
-from tests.helpers.threads import in_fresh_process
+from tests.helpers.nursery import in_forked_process
 
 from .test_fx_scenes import Parked, beside_a_trace
 
@@ -135,7 +135,7 @@ def test_it_says_so(caplog, monkeypatch):
 
 def test_red_twin():
     """Plain torch: make_fx wraps for all threads, and a dictionary that grows ends a trace."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import tests.unit.test_fx_names as here
         for test in (here.test_make_fx_wraps_nothing, here.test_a_dictionary_that_grows):

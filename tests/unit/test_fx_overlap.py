@@ -13,7 +13,8 @@ import torch
 import torch.fx
 
 from safecompile import install
-from tests.helpers.threads import ParkedBackend, in_fresh_process
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend
 
 WAIT_S = 30.0
 
@@ -226,7 +227,7 @@ def test_a_wrapped_builtin():
 @pytest.mark.parametrize("scene", ["three_traces", "three_traces_and_a_compile"])
 def test_red_twin(scene):
     """Plain torch mixes the graphs up, or leaves nn.Module patched."""
-    done = in_fresh_process(
+    done = in_forked_process(
         f"""
         from tests.unit import test_fx_overlap
         try:

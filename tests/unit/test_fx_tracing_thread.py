@@ -12,7 +12,8 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from safecompile import install, safe_compile
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 INTO_A_COMPILED_FUNCTION = """
 import torch, torch.fx
@@ -44,7 +45,7 @@ def _installed():
 
 def test_tracing_into_a_compiled_function_is_refused_as_before():
     """symbolic_trace and make_fx into a compiled function, cold and warm, say what they say in plain torch."""
-    outputs = [in_fresh_process(INTO_A_COMPILED_FUNCTION.format(safe=safe)) for safe in (False, True)]
+    outputs = [in_forked_process(INTO_A_COMPILED_FUNCTION.format(safe=safe)) for safe in (False, True)]
     assert outputs[0].returncode == outputs[1].returncode == 0, outputs[1].stderr
     assert outputs[0].stdout == outputs[1].stdout
     assert "Detected that you are using FX to symbolically trace" in outputs[1].stdout
@@ -152,7 +153,7 @@ def test_export_in_a_thread():
 
 def test_is_fx_tracing_by_an_earlier_reference():
     """``from torch.fx._symbolic_trace import is_fx_tracing``, taken before the patches, tells of this thread."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import threading, torch, torch.fx
         from torch.fx._symbolic_trace import is_fx_tracing

@@ -13,7 +13,8 @@ import torch.fx
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from safecompile import install
-from tests.helpers.threads import in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import run_threads
 
 
 class Model(torch.nn.Module):
@@ -65,7 +66,7 @@ def test_eight_threads_write_the_code_of_one_graph() -> None:
 
 def test_red_twin() -> None:
     """Plain torch writes code with another's names."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import sys
         sys.setswitchinterval(5e-6)

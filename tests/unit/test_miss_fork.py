@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.helpers.threads import in_fresh_process
+from tests.helpers.nursery import in_forked_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -83,7 +83,7 @@ finish(threads)
 
 
 def run(script: str, install: str = "import safecompile.patch_all") -> tuple[int, str]:
-    result = in_fresh_process(COMPILING.format(install=install) + script)
+    result = in_forked_process(COMPILING.format(install=install) + script)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -128,7 +128,7 @@ def test_multiprocessing(method: str) -> None:
     backend.release()
     thread.join(20)
     """
-    result = in_fresh_process(script)
+    result = in_forked_process(script)
     assert result.stdout.split() == ["0"], result.stderr
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.threads import in_fresh_process
+from tests.helpers.nursery import in_forked_process
 
 WARM = """
 import sys, threading, time
@@ -52,7 +52,7 @@ print(len(compiles) == 3)
 @pytest.mark.timeout(90)
 def test_warm_calls_compile_nothing() -> None:
     """Four threads that call a function with three shapes, each compiled before, compile nothing."""
-    done = in_fresh_process(WARM.format(install="import safecompile.patch_all", seconds=6))
+    done = in_forked_process(WARM.format(install="import safecompile.patch_all", seconds=6))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
 
@@ -60,6 +60,6 @@ def test_warm_calls_compile_nothing() -> None:
 @pytest.mark.timeout(90)
 def test_plain_torch_compiles_again() -> None:
     """Red twin: plain torch compiles again."""
-    done = in_fresh_process(WARM.format(install="", seconds=40))
+    done = in_forked_process(WARM.format(install="", seconds=40))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

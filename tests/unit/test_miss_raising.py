@@ -22,7 +22,8 @@ import torch
 
 import safecompile
 from safecompile import _entries, _flights, _lazy_backward, _miss, _torch
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 ENGINE = frozenset({_miss.__file__, _flights.__file__, _entries.__file__, _lazy_backward.__file__})
 
@@ -214,7 +215,7 @@ def test_an_asynchronous_exception_ends_a_wait_within_a_second() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="signals as on POSIX")
 def test_ctrl_c_ends_the_wait_of_the_main_thread(waits_for: str) -> None:
     """Ctrl-C reaches a main thread that waits for another's compile within a second; a call after it is right."""
-    result = in_fresh_process(
+    result = in_forked_process(
         f"""
         import os, signal, threading, time
         import torch, safecompile.patch_all

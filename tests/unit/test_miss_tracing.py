@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import safecompile
 from safecompile import _torch
 from tests.helpers.compiles import Counting, plain_torch
-from tests.helpers.threads import in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import run_threads
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_callbacks_around_a_compile_may_compile(inside: str) -> None:
 
 def test_plain_torch_hangs_in_such_a_callback() -> None:
     """Red twin: one thread is enough."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import os, threading, torch, torch._dynamo
         own = torch.compile(lambda x: x * 3, backend="eager")

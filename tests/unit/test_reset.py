@@ -15,7 +15,8 @@ import torch._dynamo
 
 import safecompile
 from safecompile import _entries, _reset, _torch_entries
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +237,7 @@ def a_break(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
     """With one Python thread alive no entry is left, bare or not."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import os, threading, torch, torch._dynamo, safecompile
         from safecompile import _reset, _torch_entries
@@ -305,14 +306,14 @@ LOOP = """
 
 def test_a_loop_of_resets_beside_calls() -> None:
     """Three threads call for seconds while the main thread resets: the process lives, each result is right."""
-    done = in_fresh_process(LOOP, SIDE="safe", SECONDS_="4")
+    done = in_forked_process(LOOP, SIDE="safe", SECONDS_="4")
     assert (done.returncode, done.stdout.strip()) == (0, "right"), done.stderr[-2000:]
 
 
 def test_plain_torch_crashes_in_such_a_loop() -> None:
     """Red twin: in one of five runs at least."""
     for _ in range(5):
-        done = in_fresh_process(LOOP, SIDE="plain", SECONDS_="4")
+        done = in_forked_process(LOOP, SIDE="plain", SECONDS_="4")
         if done.returncode < 0 or done.stdout.strip() == "wrong":
             return
     pytest.fail("plain torch lived through it")

@@ -12,7 +12,8 @@ import torch
 import torch._dynamo
 
 from safecompile import install, uninstall
-from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
+from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import ParkedBackend, run_threads
 
 
 @pytest.fixture(params=["safe", "plain"])
@@ -64,7 +65,7 @@ def test_numbers_drawn_beside_a_compile_are_not_drawn_again(side):
 
 def test_alone_a_compile_draws_nothing_that_the_user_sees():
     """With one live thread the states are put back, as in plain torch (in a process without pytest's own threads)."""
-    done = in_fresh_process(
+    done = in_forked_process(
         """
         import random, threading, torch, safecompile.patch_all
         torch.manual_seed(3)
