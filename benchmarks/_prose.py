@@ -106,12 +106,19 @@ further device adds 0.6 s to 1.1 s for its forward and 0.2 s to 0.6 s for its ba
     T(D) = T(1) + c (D - 1), c from 0.8 s to 1.7 s
 
 This is measured with D = 2 alone: there the last drafter had its first step 0.6 s to 1.8 s later than a lone one. It
-finds them if both were compiled with the same `ptxas`, which the library
-sees to: in all 23 runs both devices end within half a second. In 3 of 6 sequential warm-ups by plain torch the second
-device took 5 s instead of 1 s.
+finds them if both were compiled with the same `ptxas`, which the library sees to: in all 23 runs both devices end
+within half a second. In 3 of 6 sequential warm-ups by plain torch the second device took 5 s instead of 1 s.
 
 What could be gained is the waiting. The experiment below gives the compile lock up around it: another thread traces
-meanwhile. It is not part of the library: **it fails**.
+meanwhile. "Given up" **fails**: Inductor keeps the state of one compile in classes, for the process, and asserts that
+no other is open. "State put aside" takes that state away while a compile waits, and brings it back. On this machine
+every compile then ends well and is right, and four functions are ready a quarter earlier. It is not part of the
+library:
+
+- it changes what callers may rely on, one compile at a time in a process, and with it who waits for whom;
+- what must be put aside was found by reading torch 2.13.0, and by these forwards on a CPU alone: nothing is known of
+  backwards, Triton's kernels, CUDA graphs, AOTAutograd's cache, or of other releases. Up to 2.11 a compile also changes
+  settings of the process, which would have to be put aside too.
 
 """,
     ),
