@@ -66,16 +66,18 @@ backend `staged` sleeps 5 s in each compile, and so shows the waits without the 
         "What a warm thread feels",
         """\
 A thread calls a compiled function while two others are busy. Calls that fail are in the percentiles: beside `traces`,
-half of plain torch's fail, and quickly. With the library none fails, and each shares the interpreter with two threads
-that trace. Beside `resets` the percentiles are of calls that compile again; where a process crashed there are none.
+a quarter of plain torch's fail, and quickly. With the library none fails, and each shares the interpreter with two
+threads that trace. Beside `resets` the percentiles are of calls that compile again; where a process crashed there are
+none.
 """,
     ),
     "readers": (
         "What those pay who only read",
         """\
 Nanoseconds of one call, and with a 95 % interval those added to plain torch's of the same round. The limits:
-`is_compiling()` at most 100 ns slower, a module's call 0 ns slower while nobody traces or compiles, and at most 400 ns
-while somebody traces. Whose code a module's call runs is looked at after all the traces and compiles.
+`is_compiling()` at most 100 ns slower, a module's call 0 ns slower while nobody traces or compiles, and at most 400
+ns while somebody traces. Whose code a module's call runs is looked at after all the traces and compiles. Beside a
+compile `is_compiling()` looks into a `threading.local`; on this slow CPU that takes longer than the limit.
 """,
     ),
     "drafters": (
