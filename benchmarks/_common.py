@@ -71,7 +71,7 @@ def _commit() -> str | None:
     if "SAFECOMPILE_BENCH_COMMIT" in os.environ:
         return os.environ["SAFECOMPILE_BENCH_COMMIT"]
     try:
-        git, ours = ["git", "-C", str(ROOT)], ["safecompile", "benchmarks/*.py"]
+        git, ours = ["git", "-C", str(ROOT)], ["safecompile", "benchmarks/*.py", ":!benchmarks/_prose.py"]
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "status", "--porcelain", *ours], capture_output=True, text=True, check=True)
         return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
@@ -82,7 +82,7 @@ def _commit() -> str | None:
 def _command() -> str:
     """Returns the command line, without the folder of its output."""
     spec = sys.modules["__main__"].__spec__
-    arguments = [argument if argument.startswith("-") else Path(argument).name for argument in sys.argv[1:]]
+    arguments = [name + mark + Path(value).name for name, mark, value in (a.rpartition("=") for a in sys.argv[1:])]
     return shlex.join(["python", "-m", (spec.name if spec else "benchmarks").removesuffix(".__main__"), *arguments])
 
 

@@ -114,7 +114,10 @@ def _cold_start(data: dict[str, Any], stem: Path) -> list[Path]:
             continue
         names = [f"{row['variant']}, {row['threads']} thread(s): {row['compiles']} compile(s)" for row in rows]
         file = stem.with_name(f"{stem.name}-{key[0]}-{key[1]}.svg")
-        label = f"seconds until every thread has called {key[1]} shape(s), backend {key[0]}: median, least and most"
+        label = f"seconds until every thread has called {key[1]} shape(s), backend {key[0]}"
+        label += (
+            ": median, least and most" if "wall_s_range" in rows[0] else ", one run" if rows[0]["runs"] == 1 else ""
+        )
         medians = [row["wall_s"] for row in rows]
         ranges = [tuple(row.get("wall_s_range", [row["wall_s"]] * 2)) for row in rows]
         drawn.append(_bars(file, names, medians, ranges, label))

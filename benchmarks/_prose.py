@@ -67,8 +67,7 @@ backend `staged` sleeps 5 s in each compile, and so shows the waits without the 
         """\
 A thread calls a compiled function while two others are busy. Calls that fail are in the percentiles: beside `traces`,
 a quarter of plain torch's fail, and quickly. With the library none fails, and each shares the interpreter with two
-threads that trace. Beside `resets` the percentiles are of calls that compile again; where a process crashed there are
-none.
+threads that trace. Beside `resets` p50 is of warm calls; p95 and above compile again.
 """,
     ),
     "readers": (

@@ -24,7 +24,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "**no**"
     if isinstance(value, list):
-        return " to ".join(map(_cell, value))
+        return ", ".join(map(_cell, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -95,7 +95,8 @@ def _cold_start(data: dict[str, Any]) -> str:
         "cpu_s",
         "runs",
     )
-    text = table(head, ([row.get(name) for name in names] for row in data["table"]))
+    rows = [{**row, "wall_s_range": " to ".join(map(str, row.get("wall_s_range", "-")))} for row in data["table"]]
+    text = table(head, ([row.get(name) for name in names] for row in rows))
     if data["must_hold"]:
         text += "\nThe goal: one compile for each shape, no call eager, "
         text += "at most 1.1 times the wall time of one thread plus 0.3 s:\n\n"
@@ -225,6 +226,12 @@ def report(folder: Path = RESULTS) -> str:
     results = {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
     head = ["what", "limit", "measured", "kept", "file"]
     text = _prose.HEAD + _prose.SUMMARY + table(head, _summary.rows(results))
+    stems = [Path(name).stem for name in results]
+    pictures: dict[str, list[str]] = {}
+    for picture in sorted(folder.glob("*.svg")):
+        of = [stem for stem in stems if picture.stem == stem or picture.stem.startswith(f"{stem}-")]
+        if of:
+            pictures.setdefault(max(of, key=len), []).append(picture.name)
     for benchmark, writer in WRITERS.items():
         title, intro = _prose.SECTIONS[benchmark]
         text += f"\n## {title}: `{benchmark}`\n\n{intro}"
@@ -234,10 +241,8 @@ def report(folder: Path = RESULTS) -> str:
             text += (
                 f"\n### {environment_line(data['environment'])}\n\n`results/{name}`{_command(data)}\n\n{writer(data)}"
             )
-            for picture in sorted(folder.glob(f"{Path(name).stem}-*.svg")) + sorted(
-                folder.glob(f"{Path(name).stem}.svg")
-            ):
-                text += f"\n![{title}](results/{picture.name})\n"
+            for picture in pictures.get(Path(name).stem, ()):
+                text += f"\n![{title}](results/{picture})\n"
     return text
 
 

@@ -21,6 +21,7 @@ import contextlib, importlib, json, os, signal, sys, time, types
 for name in {modules!r}:
     importlib.import_module(name)
 {prepare}
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 for line in sys.stdin:
     code, variables, timeout_s, out, err = json.loads(line)
     child = os.fork()
@@ -29,18 +30,21 @@ for line in sys.stdin:
     limits = [(time.monotonic() + timeout_s, os.kill, signal.SIGABRT),  # faulthandler prints every thread's stack
               (time.monotonic() + timeout_s + 5, os.killpg, signal.SIGKILL)]
     hung = False
-    while not (ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-        if limits and time.monotonic() > limits[0][0]:
-            _, kill, number = limits.pop(0)
-            kill(child, number)
-            hung = True
-        time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):  # what the child left running; not reaped, it keeps its number
-        os.killpg(child, signal.SIGKILL)
+    try:
+        while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if limits and time.monotonic() > limits[0][0]:
+                _, kill, number = limits.pop(0)
+                kill(child, number)
+                hung = True
+            time.sleep(0.01)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # and what it has left running
+            os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps([hung, status]), flush=True)
 else:
     os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 os.setsid()
 for number, path in enumerate((os.devnull, out, err)):
     os.dup2(os.open(path, os.O_RDWR), number)
@@ -76,7 +80,9 @@ class Nursery:
             job = [textwrap.dedent(code), env, timeout_s, out.name, err.name]
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
-            hung, status = json.loads(self._process.stdout.readline())
+            answer = self._process.stdout.readline()
+            assert answer, f"the process that forks has ended: {self._process.poll()}"
+            hung, status = json.loads(answer)
             said, complaint = _text(out), _text(err)
         if hung:
             raise Hung(f"the process has not ended after {timeout_s:g} s\n--- stdout\n{said}\n--- stderr\n{complaint}")
@@ -98,7 +104,7 @@ def in_forked_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subp
 
     For programs that begin by importing them anyway, and with no variable that torch reads while it is imported.
     """
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork") or not hasattr(os, "waitid"):
         from .threads import in_fresh_process
 
         return in_fresh_process(code, timeout_s=timeout_s, **env)

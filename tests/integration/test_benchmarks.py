@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_short_setting(tmp_path, benchmark):
     results = tmp_path / "benchmarks" / "results"
     command = [sys.executable, "-m", "benchmarks", "--only", benchmark, "--results", str(results)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=800
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = results.glob(f"{benchmark}-*.json")
@@ -64,8 +65,8 @@ def test_warm_call_instructions():
     What else a process has imported moves the count by up to 3 % on CPython 3.11 (caches of types and attributes), so
     the patches are also taken out in the process that had them in, and the larger of the two counts is the measure.
     """
-    if not _instructions.is_available():
-        pytest.skip("needs valgrind, and a torch that can talk to it")
+    if shutil.which("valgrind") is None:
+        pytest.skip("needs valgrind")
     settings = {"function": "function", "backend": "eager", "samples": 15, "by_family": False}
     plain = _instructions.count({**settings, "safe": False}, time_limit_s=400)["plain"]["median"]
     counts = _instructions.count({**settings, "safe": True}, time_limit_s=400)

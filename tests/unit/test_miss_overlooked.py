@@ -49,7 +49,7 @@ print(len(compiles) == 3)
 """
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(150)
 def test_warm_calls_compile_nothing() -> None:
     """Four threads that call a function with three shapes, each compiled before, compile nothing."""
     done = in_forked_process(WARM.format(install="import safecompile.patch_all", seconds=6))
@@ -57,7 +57,7 @@ def test_warm_calls_compile_nothing() -> None:
     assert done.stdout.strip() == "True"
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(150)
 def test_plain_torch_compiles_again() -> None:
     """Red twin: plain torch compiles again."""
     done = in_forked_process(WARM.format(install="", seconds=40))

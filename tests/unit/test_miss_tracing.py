@@ -105,10 +105,12 @@ def test_plain_torch_hangs_in_such_a_callback() -> None:
         """
         import os, threading, torch, torch._dynamo
         own = torch.compile(lambda x: x * 3, backend="eager")
-        torch._dynamo.on_compile_end(lambda *_: own(torch.ones(2)))
+        inside = threading.Event()
+        torch._dynamo.on_compile_end(lambda *_: (inside.set(), own(torch.ones(2))))
         thread = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)))
         thread.daemon = True
         thread.start()
+        assert inside.wait(60)
         thread.join(8)
         print("hangs" if thread.is_alive() else "ends", flush=True)
         os._exit(0)
