@@ -45,7 +45,7 @@ BEGIN = """
 def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
     """A backward of another thread that is on its way into the engine sees the switch, and uses it when it is off.
 
-    What it then calls is a null pointer (2.8-2.15). 2.7 looks whether a backward runs, and raises.
+    What it then calls is a null pointer. 2.7 looks whether a backward runs, and may raise instead.
     """
     program = (
         BEGIN
@@ -70,8 +70,11 @@ def test_the_switch_on_for_the_moment_of_one_threads_call_alone():
     assert not errors, errors
     """
     )
-    # On a busy machine the thread may not get that far in time.
-    assert any(in_forked_process(program).returncode != 0 for _ in range(4))
+    for _ in range(4):  # on a busy machine the thread may not get that far in time
+        done = in_forked_process(program)
+        if done.returncode < 0 or "RuntimeError" in done.stderr:
+            return
+    pytest.fail(f"it went well, or ended otherwise: {done.returncode} {done.stderr}")
 
 
 @pytest.mark.parametrize("beside", ["another compiled backward", "a compile of its graph"])
