@@ -50,6 +50,7 @@ for number, path in enumerate((os.devnull, out, err)):
     os.dup2(os.open(path, os.O_RDWR), number)
 os.environ.update(variables)
 main = sys.modules["__main__"] = types.ModuleType("__main__")
+main.__builtins__ = __builtins__  # the module, as in any main module
 exec(compile(code, "<program>", "exec"), vars(main))
 """
 

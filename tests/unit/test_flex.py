@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from safecompile import install
 from tests.helpers.nursery import in_forked_process
-from tests.helpers.threads import ParkedBackend, run_threads
+from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 WAIT_S = 30.0
 Q = torch.ones(1, 1, 128, 16)
@@ -146,7 +146,7 @@ for function, arguments in ((both, (q,)), (attend, (q, mask))):
 
 def test_a_compiled_region_is_as_in_plain_torch():
     """Fullgraph compiles without a break; graph and number of guards are those of plain torch."""
-    plain, safe = (in_forked_process(GUARDS.format(safe=safe)) for safe in (False, True))
+    plain, safe = (in_fresh_process(GUARDS.format(safe=safe)) for safe in (False, True))
     assert plain.returncode == safe.returncode == 0, plain.stderr + safe.stderr
     assert safe.stdout == plain.stdout
     assert safe.stdout.count("guards") == 2
