@@ -16,7 +16,7 @@ import torch._dynamo
 import safecompile
 from safecompile import _entries, _reset, _torch_entries
 from tests.helpers.nursery import in_forked_process
-from tests.helpers.threads import ParkedBackend, run_threads
+from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +237,7 @@ def a_break(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
     """With one Python thread alive no entry is left, bare or not."""
-    done = in_forked_process(
+    done = in_fresh_process(
         """
         import os, threading, torch, torch._dynamo, safecompile
         from safecompile import _reset, _torch_entries
