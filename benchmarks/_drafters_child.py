@@ -58,10 +58,11 @@ class Layout:
 
     def _compiled(self) -> Callable[..., Any]:
         if self.settings["mode"] == "safe":
-            from safecompile import _events, safe_compile
+            from safecompile import safe_compile
+            from safecompile._common import events
 
-            if not self.events and not _events.listeners:
-                _events.subscribe(self._note)
+            if not self.events and not events.listeners:
+                events.subscribe(self._note)
             return safe_compile(flex_attention, backend=self.settings["backend"])
         return torch.compile(flex_attention, backend=self.settings["backend"])
 

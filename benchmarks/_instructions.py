@@ -88,9 +88,9 @@ def _child(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     switch = Switch() if settings["safe"] else None
     if settings.get("imported"):
-        from safecompile import _families
+        from safecompile._installing import families
 
-        _families.all_families()
+        families.all_families()
     fn, arguments = build(settings["function"], settings["backend"])
     fn(*arguments)
     gc.collect()

@@ -24,11 +24,11 @@ class Switch:
     """Puts safecompile's patches in and out. Not for use while another thread runs compiled code."""
 
     def __init__(self) -> None:
-        from safecompile import _applying, _install
+        from safecompile._installing import applying, installer
 
         self._code_before = wrapper_code()
-        _install.install()
-        applied = {family.name: [p for _, part in family.applied for p in part] for family in _applying.families}
+        installer.install()
+        applied = {family.name: [p for _, part in family.applied for p in part] for family in applying.families}
         #: The patches by family, in the order in which they went in.
         self.families = {name: patches for name, patches in applied.items() if patches}
         self._patches = [patch for patches in self.families.values() for patch in patches]

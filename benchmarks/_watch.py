@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 #: Waiting: the innermost frame, those of threading left out, is one of these; or it takes a lock in one of these files.
-_WAITS = {("safecompile/_miss.py", "wait_for"), ("safecompile/_miss.py", "compile")}
-_LOCK_USERS = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "safecompile/_lazy_backward.py")
+_WAITS = {("safecompile/_engine/miss.py", "wait_for"), ("safecompile/_engine/miss.py", "compile")}
+_LOCK_USERS = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "safecompile/_engine/backward.py")
 
 #: Compiling: otherwise, a frame of one of these files is on the stack.
 _COMPILES = _LOCK_USERS

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._api import safe_compile
-    from ._errors import (
+    from ._common.errors import (
         HostMismatchError,
         InstallError,
         LateInstallWarning,
         SafeCompileError,
         SafeCompileWarning,
     )
-    from ._install import install, is_installed, uninstall
+    from ._installing.installer import install, is_installed, uninstall
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,12 @@ __all__ = [
     "uninstall",
 ]
 
-_HOMES = {"safe_compile": "_api", "install": "_install", "uninstall": "_install", "is_installed": "_install"}
+_HOMES = {
+    "safe_compile": "_api",
+    "install": "_installing.installer",
+    "uninstall": "_installing.installer",
+    "is_installed": "_installing.installer",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -63,7 +68,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(msg)
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, '_errors')}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, '_common.errors')}"), name)
     globals()[name] = value
     return value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from typing_extensions import ParamSpec
 
-from . import _install
+from ._installing import installer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,8 +97,8 @@ def safe_compile(*args: Any, **kwargs: Any) -> Any:
     """
     import torch
 
-    if not _install.is_installed() and not _install.is_inside_a_trace():
-        _install.install()
+    if not installer.is_installed() and not installer.is_inside_a_trace():
+        installer.install()
     return torch.compile(*args, **kwargs)
 
 

@@ -6,6 +6,6 @@ and patches each part when the program imports it. :func:`safecompile.uninstall`
 
 from __future__ import annotations
 
-from ._install import install
+from ._installing.installer import install
 
 install()

@@ -14,7 +14,9 @@ def report() -> dict[str, Any]:
     import torch
 
     import safecompile
-    from safecompile import _environment, _install
+
+    from .._common import environment
+    from .._installing import installer
 
     problem = None
     try:
@@ -33,8 +35,8 @@ def report() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "installed": safecompile.is_installed(),
-        "disabled": _environment.is_disabled(),
-        "families": _install.state(),
+        "disabled": environment.is_disabled(),
+        "families": installer.state(),
         "problem": problem,
     }
 

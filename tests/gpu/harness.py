@@ -110,9 +110,9 @@ def child(name, mode):
             details.update(seen())
         traceback.print_exc()
     if mode == "safe":
-        from safecompile import _install
+        from safecompile._installing import installer
 
-        off = {k: v for k, v in _install.state().items() if v not in ("on", "waiting")}
+        off = {k: v for k, v in installer.state().items() if v not in ("on", "waiting")}
         if off:
             details["families_not_on"] = off
     print(

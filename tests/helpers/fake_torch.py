@@ -1,6 +1,6 @@
 """What the engine sees of torch, made of plain Python, for the deterministic scheduler.
 
-The engine (``_miss``) is the real one. Its accessors in ``_torch`` are replaced, and :class:`FakeTorch` plays C's
+The engine (``miss``) is the real one. Its accessors in ``_torch`` are replaced, and :class:`FakeTorch` plays C's
 part: look into the list, call back, publish, run. There are points between these steps.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from safecompile import _flights, _frames, _miss, _torch, _torch_entries
+from safecompile._engine import flights, frames, miss
+from safecompile._torch import cache, dynamo
 
 from .scheduler import Scheduler
 
@@ -132,15 +133,15 @@ class FakeTorch:
             ),
             "skipped_again": lambda callback, result, frame: result,
         }.items():
-            patch.setattr(_torch if hasattr(_torch, name) else _torch_entries, name, stand_in)
-        patch.setattr(_frames, "retrying_codes", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
-        patch.setattr(_frames, "region_strayed", lambda: None)
+            patch.setattr(dynamo if hasattr(dynamo, name) else cache, name, stand_in)
+        patch.setattr(frames, "retrying_codes", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
+        patch.setattr(frames, "region_strayed", lambda: None)
         stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
-        for module in (_miss, _flights):
+        for module in (miss, flights):
             patch.setattr(module, "monotonic", self.scheduler.monotonic)
             patch.setattr(module, "threading", stand_in_threading)
-        patch.setattr(_miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
-        patch.setattr(_frames, "device_of", lambda frame: frame.f_locals["device"])
+        patch.setattr(miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
+        patch.setattr(frames, "device_of", lambda frame: frame.f_locals["device"])
 
     def code_of(self, name: str) -> CodeType:
         return self.codes.setdefault(name, (lambda: None).__code__.replace(co_name=name))
@@ -150,14 +151,14 @@ class FakeTorch:
         while True:
             try:
                 return self._evaluate(name, shape, device)
-            except _miss.Retry:
+            except miss.Retry:
                 __safecompile_retried__ = True  # noqa: F841 - the engine looks for it
 
     def resume(self, name: str, shape: int, device: str = "cpu") -> Any:
         """Calls a compiled function from a frame in which something of the user's has run."""
         try:
             return self._after_a_graph_break(name, shape, device)
-        except _miss.Retry:
+        except miss.Retry:
             raise AssertionError("a frame that had run was to be run again") from None
 
     def _after_a_graph_break(self, name: str, shape: int, device: str) -> Any:
@@ -182,7 +183,7 @@ class FakeTorch:
         if entry is None:
             self.scheduler.point("look-up has missed")
             head = entries[0] if entries else None
-            result = _miss.on_miss(self._compile, "backend", frame, head, {})
+            result = miss.on_miss(self._compile, "backend", frame, head, {})
             self.scheduler.trace_again()
             self.scheduler.point("callback has returned")
             if result.guarded_code is None:
@@ -223,8 +224,8 @@ class FakeTorch:
         """Returns what a run has left behind and should not have."""
         left = [f"autograd mode of thread {ident}" for ident, on in self.multithreading.items() if not on]
         left += ["the lock"] if self.lock.owner else []
-        left += [f"flight {key}" for key in _miss.flights]
-        if any(ref() is not None for ref in _miss.returned.values()):
+        left += [f"flight {key}" for key in miss.flights]
+        if any(ref() is not None for ref in miss.returned.values()):
             gc.collect()  # an exception and the frames that it passed through hold each other
-        left += [f"result {ref()}" for ref in _miss.returned.values() if ref() is not None]
+        left += [f"result {ref()}" for ref in miss.returned.values() if ref() is not None]
         return left

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from safecompile import _events, _flights, _miss
+from safecompile._common import events
+from safecompile._engine import flights as flights_module
+from safecompile._engine import miss
 
 from .fake_torch import FakeTorch
 from .scheduler import Scheduler, Worker
@@ -27,7 +29,7 @@ def run(
     inject: Any = None,
     opcodes: bool = False,
     change: Callable[[pytest.MonkeyPatch, FakeTorch], None] | None = None,
-) -> tuple[FakeTorch, list[_events.Miss]]:
+) -> tuple[FakeTorch, list[events.Miss]]:
     """Runs one schedule; raises what a job raised, and when something is left behind.
 
     Args:
@@ -35,18 +37,18 @@ def run(
         inject: see :class:`Scheduler`.
         change: brings a bug into the engine for this run.
     """
-    scheduler = Scheduler(choose, [_miss.__file__, _flights.__file__], opcodes=opcodes, inject=inject)
-    told: list[_events.Miss] = []
+    scheduler = Scheduler(choose, [miss.__file__, flights_module.__file__], opcodes=opcodes, inject=inject)
+    told: list[events.Miss] = []
     with pytest.MonkeyPatch.context() as patch:
         flights: dict[Any, Any] = {}
-        for module in (_miss, _flights):
+        for module in (miss, flights_module):
             patch.setattr(module, "flights", flights)
-        patch.setattr(_miss, "returned", {})
-        patch.setattr(_events, "wait_warning_s", 1e9)
+        patch.setattr(miss, "returned", {})
+        patch.setattr(events, "wait_warning_s", 1e9)
         torch = FakeTorch(scheduler, patch, outcomes)
         if change is not None:
             change(patch, torch)
-        unsubscribe = _events.subscribe(told.append)
+        unsubscribe = events.subscribe(told.append)
         try:
             workers: list[Worker] = scheduler.run([lambda job=job: job(torch) for job in jobs])
         finally:

@@ -14,7 +14,8 @@ import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import convert_frame, eval_frame, guards, types
 
-from safecompile import _rewrite, uninstall
+from safecompile import uninstall
+from safecompile._patching import rewriting
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_the_wrapper():
     call = eval_frame._TorchDynamoContext.__call__
     inner = [one for one in call.__code__.co_consts if isinstance(one, CodeType)]
     assert len([one for one in inner if one.co_name in ("compile_wrapper", "_fn")]) == 1
-    assert _rewrite.recompiled(call, lambda tree: tree) == call.__code__
+    assert rewriting.recompiled(call, lambda tree: tree) == call.__code__
     assert torch.compile(lambda x: x, backend="eager").__code__ in inner
 
 

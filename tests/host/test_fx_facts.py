@@ -12,7 +12,9 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.fx.traceback as traceback
 from torch._higher_order_ops import utils as hop_utils
 
-from safecompile import _globals, _torch_fx, uninstall
+from safecompile import uninstall
+from safecompile._patching import thread_globals
+from safecompile._torch import fx as torch_fx
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +76,14 @@ def test_autowrap_asks_by_id():
     assert "id" in symbolic_trace._autowrap_check.__code__.co_names
 
 
-@pytest.mark.parametrize("name", _torch_fx.FX_GLOBALS)
+@pytest.mark.parametrize("name", torch_fx.FX_GLOBALS)
 def test_the_source_is_what_runs(name):
     """Each function that uses the globals compiles, unchanged, to the very code object that is running."""
     module = __import__(name, fromlist=["_"])
-    always, sometimes = _torch_fx.FX_GLOBALS[name]
+    always, sometimes = torch_fx.FX_GLOBALS[name]
     names = [*always, *(one for one in sometimes if one in vars(module))]
     assert set(always) <= vars(module).keys()
-    assert _globals.users_of_globals(module, names)
+    assert thread_globals.users_of_globals(module, names)
 
 
 def test_higher_order_ops_set_the_flag_by_attribute():

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecompile._families import all_families
+from safecompile._installing.families import all_families
 
 #: Every module of torch that a patch may touch: those that the families wait for, and two that are patched with them.
 PATCHED_MODULES = tuple(

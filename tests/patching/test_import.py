@@ -61,9 +61,9 @@ def test_patch_all_imports_no_part_of_torch_early():
     import safecompile.patch_all
     new = {name for name in set(sys.modules) - before if name.startswith("torch")}
     assert not new, new
-    assert safecompile._install.state()["miss"] == "waiting"
+    assert safecompile._installing.installer.state()["miss"] == "waiting"
     f = safecompile.safe_compile(lambda x: x + 1, backend="eager")
     f(torch.ones(1))
-    assert safecompile._install.state()["miss"] == "on"
+    assert safecompile._installing.installer.state()["miss"] == "on"
     """
     )

@@ -7,7 +7,7 @@ from .processes import passes, passes_without_torch
 PROPS = """
     import threading, time
     import torch, torch.fx
-    import safecompile, safecompile._install
+    import safecompile, safecompile._installing.installer
     from tests.helpers.threads import ParkedBackend, run_threads
     from tests.patching.snapshots import differences, snapshot
 
@@ -166,7 +166,7 @@ def test_install_beside_an_import():
         """
     import sys, threading, time
     import torch
-    import safecompile, safecompile._install
+    import safecompile, safecompile._installing.installer
     reached, go = threading.Event(), threading.Event()
 
     class Finder:
@@ -187,6 +187,6 @@ def test_install_beside_an_import():
     for thread in (importing, installing):
         thread.join(60)
         assert not thread.is_alive(), "hung"
-    assert safecompile._install.state()["miss"] == "on"
+    assert safecompile._installing.installer.state()["miss"] == "on"
     """
     )

@@ -20,7 +20,7 @@ for _ in range(2):  # each compile refuses, not only the first
         assert torch.__version__ in str(error) and "Nothing is patched" in str(error), error
     else:
         raise AssertionError("compiled unprotected")
-assert "on" not in safecompile._install.state().values(), safecompile._install.state()
+assert "on" not in safecompile._installing.installer.state().values(), safecompile._installing.installer.state()
 """
 BEFORE = (
     """
@@ -54,7 +54,7 @@ assert not left, left
 IMPORTED = f"""
 import sys, warnings
 import torch
-import safecompile, safecompile._install
+import safecompile, safecompile._installing.installer
 from tests.patching.snapshots import patches, snapshot
 kept = lambda name: name in {PATCHED_MODULES!r}
 """
@@ -110,7 +110,7 @@ OTHER_FAMILY = {
     "warns": BREAK_BACKWARD
     + """
 assert len(texts) == 1 and "'backward'" in texts[0] and "SAFECOMPILE_STRICT" in texts[0], texts
-state = safecompile._install.state()
+state = safecompile._installing.installer.state()
 assert state.pop("backward").startswith("off: ") and set(state.values()) == {"on"}, state
 assert torch.equal(torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(1)), torch.ones(1).sin())
 """,

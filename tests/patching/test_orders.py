@@ -62,7 +62,7 @@ PROGRAM = """
                 if step in ("patch_all", "install", "uninstall"):
                     early = [m for m in sys.modules if m.partition(".")[0] == "torch"]
                     assert not early or "dynamo" in order.split()[: order.split().index(step)], early
-        import safecompile, safecompile._install as installer, torch
+        import safecompile, safecompile._installing.installer as installer, torch
         last = [step for step in order.split() if step in ("patch_all", "install", "uninstall")]
         # A second import of patch_all does nothing; the first one installs.
         want = last[-1] != "uninstall"

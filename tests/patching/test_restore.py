@@ -8,7 +8,7 @@ from .snapshots import PATCHED_MODULES
 SETUP = """
     import sys
     import torch
-    import safecompile, safecompile._install
+    import safecompile, safecompile._installing.installer
     from tests.patching.snapshots import differences, identities, snapshot
 """
 
@@ -21,7 +21,8 @@ def test_uninstall_restores_every_object_in_torch():
     before = snapshot()
     for _ in range(2):
         safecompile.install()
-        assert set(safecompile._install.state().values()) == {"on"}, safecompile._install.state()
+        state = safecompile._installing.installer.state()
+        assert set(state.values()) == {"on"}, state
         changed = differences(before, snapshot())
         assert len(changed) > 20, changed
         safecompile.uninstall()

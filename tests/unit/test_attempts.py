@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import _attempts, _graph_trees, install, uninstall
+from safecompile import install, uninstall
+from safecompile._engine import attempts
+from safecompile._isolation import graph_trees
 
 
 @pytest.fixture(params=["safe", "plain"])
@@ -55,11 +57,11 @@ def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
     try:
         if backend_called:
             with pytest.raises(RuntimeError, match="during iteration"):
-                _attempts.compiled(original, None, None, None, None)
+                attempts.compiled(original, None, None, None, None)
         else:
-            assert _attempts.compiled(original, None, None, None, None) == "compiled"
+            assert attempts.compiled(original, None, None, None, None) == "compiled"
             with pytest.raises(ZeroDivisionError):
-                _attempts.compiled(lambda *_: 1 / 0, None, None, None, None)
+                attempts.compiled(lambda *_: 1 / 0, None, None, None, None)
     finally:
         ended.set()
         thread.join()
@@ -69,7 +71,7 @@ def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
 def test_more_attempts_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch raises on a device on which another thread captures a CUDA graph is tried again, a while later."""
     install()
-    monkeypatch.setattr(_graph_trees, "gates", {("capture", 0): threading.RLock()})
+    monkeypatch.setattr(graph_trees, "gates", {("capture", 0): threading.RLock()})
     for text in ("Offset increment outside graph capture encountered unexpectedly.", "no CUDA"):
         calls: list[int] = []
 
@@ -80,10 +82,10 @@ def test_more_attempts_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None
             return "compiled"
 
         if "capture" in text:
-            assert _attempts.compiled(original, None, None, None, None) == "compiled"
+            assert attempts.compiled(original, None, None, None, None) == "compiled"
         else:
             with pytest.raises(RuntimeError, match="no CUDA"):
-                _attempts.compiled(original, None, None, None, None)
+                attempts.compiled(original, None, None, None, None)
         assert len(calls) == (3 if "capture" in text else 1)
 
 

@@ -185,9 +185,9 @@ def test_two_compiled_backwards_at_once(side, caplog):
         with pytest.raises(RuntimeError):
             run_threads([first, second])
         return
-    from safecompile import _events
+    from safecompile._common import events
 
-    _events._told_of.discard("compiled autograd")
+    events._told_of.discard("compiled autograd")
     with caplog.at_level(logging.WARNING, "safecompile"):
         one, two = run_threads([first, second])
     assert torch.equal(one, torch.full((6,), 2.0))
@@ -198,7 +198,8 @@ def test_two_compiled_backwards_at_once(side, caplog):
 
 def test_a_reset_beside_a_compiled_backward():
     """What a running backward has compiled is thrown away when it has ended: torch writes to it until then."""
-    from safecompile import _compiled_autograd, install
+    from safecompile import install
+    from safecompile._isolation import compiled_autograd as isolated
 
     install()
     parked = Parked()
@@ -212,13 +213,13 @@ def test_a_reset_beside_a_compiled_backward():
         assert inside.wait(30)
         try:
             compiled_autograd.reset()
-            assert len(_compiled_autograd._afterwards) == 1
+            assert len(isolated._afterwards) == 1
         finally:
             leave.set()
 
     one, _ = run_threads([backward, resets])
     assert torch.equal(one, torch.full((8,), 2.0))
-    assert not _compiled_autograd._afterwards
+    assert not isolated._afterwards
 
 
 def test_beside_eager_backwards():
@@ -329,7 +330,7 @@ def test_a_child_forked_while_another_thread_is_in_the_window():
         import safecompile.patch_all
         import torch, torch._dynamo
         from torch._dynamo import compiled_autograd
-        from safecompile import _compiled_autograd
+        from safecompile._isolation import compiled_autograd as isolated
 
         def gradient():
             x = torch.ones(3, requires_grad=True)
@@ -341,7 +342,7 @@ def test_a_child_forked_while_another_thread_is_in_the_window():
         held, done = threading.Event(), threading.Event()
 
         def hold():
-            with _compiled_autograd._window:
+            with isolated._window:
                 held.set()
                 done.wait(30)
 

@@ -17,7 +17,7 @@ import torch
 import torch._inductor.cudagraph_trees as cudagraph_trees
 
 import safecompile
-from safecompile import _cuda_graphs, _graph_trees
+from safecompile._isolation import cuda_graphs, graph_trees
 from tests.helpers.threads import run_threads
 
 TREE_MANAGER = cudagraph_trees.CUDAGraphTreeManager
@@ -55,9 +55,9 @@ class Manager:
 def managers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
     safecompile.install()
     monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)
-    monkeypatch.setattr(_graph_trees, "all_trees", [])
-    monkeypatch.setattr(_graph_trees, "_told", False)
-    monkeypatch.setattr(_graph_trees, "streams", {})
+    monkeypatch.setattr(graph_trees, "all_trees", [])
+    monkeypatch.setattr(graph_trees, "_told", False)
+    monkeypatch.setattr(graph_trees, "streams", {})
     Manager.made = []
     yield Manager.made
     torch.compiler.reset()
@@ -90,9 +90,9 @@ def test_a_backward_uses_the_trees_of_the_thread_that_called_it() -> None:
     seen: list[Any] = []
 
     def work() -> None:
-        mine = _graph_trees.trees_of_this_call()
+        mine = graph_trees.trees_of_this_call()
         x = torch.zeros(1, requires_grad=True)
-        x.register_hook(lambda grad: seen.append(_graph_trees.trees_of_this_call() is mine))
+        x.register_hook(lambda grad: seen.append(graph_trees.trees_of_this_call() is mine))
         x.sum().backward()
 
     run_threads([work] * 3)
@@ -151,12 +151,12 @@ def test_a_stream_is_used_again_with_the_same_cublas_handle(
 ) -> None:
     """Each pair of a stream and a handle keeps a workspace for good, so their number must not grow."""
     handles = iter([7, 8, 7, 8])
-    monkeypatch.setattr(_graph_trees.host, "cublas_handle", lambda device: next(handles))
+    monkeypatch.setattr(graph_trees.host, "cublas_handle", lambda device: next(handles))
     function, streams = graphed(), []
 
     def work() -> None:
         call(function)
-        _graph_trees.take_free_stream(managers[-1], 0)
+        graph_trees.take_free_stream(managers[-1], 0)
         streams.append(managers[-1].stream)
 
     for _ in range(4):
@@ -182,9 +182,9 @@ def test_the_allocator_is_told_of_inputs_that_are_used_on_another_stream(monkeyp
     made, given = (torch.full((1,), float(n)).as_subclass(OnTheGpu) for n in range(2))
     manager = Manager(0)
     manager.current_node = Node()
-    _cuda_graphs.host.tell_allocator(manager, [made, given, 3, torch.zeros(1)], "stream")
+    cuda_graphs.host.tell_allocator(manager, [made, given, 3, torch.zeros(1)], "stream")
     manager.current_node = None
-    _cuda_graphs.host.tell_allocator(manager, [given], "stream")
+    cuda_graphs.host.tell_allocator(manager, [given], "stream")
     assert told == [1, 1]
 
 
@@ -196,7 +196,7 @@ def test_threads_that_python_has_not_started(managers: list[Manager]) -> None:
         _thread.start_new_thread(lambda ended=ended: (call(function), ended.set()), ())
         assert ended.wait(30)
     until = time.monotonic() + 10
-    while sum(one.are_in_use() for one in _graph_trees.all_trees) > 1 and time.monotonic() < until:
+    while sum(one.are_in_use() for one in graph_trees.all_trees) > 1 and time.monotonic() < until:
         time.sleep(0.01)
     run_threads([lambda: call(function)])
     assert [one.is_shut_down for one in managers[:20]] == [True] * 20
@@ -253,16 +253,16 @@ def test_a_capture_is_waited_for() -> None:
     capturing = threading.Event()
 
     def capture() -> None:
-        with _graph_trees.gate("capture", 0):
+        with graph_trees.gate("capture", 0):
             capturing.set()
             threading.Event().wait(0.3)
             order.append("captured")
 
     def synchronize() -> None:
         assert capturing.wait(30)
-        _graph_trees.wait_for_captures(1)
+        graph_trees.wait_for_captures(1)
         order.append("another device")
-        _graph_trees.wait_for_captures(0)
+        graph_trees.wait_for_captures(0)
         order.append("this device")
 
     run_threads([capture, synchronize])

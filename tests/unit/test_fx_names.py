@@ -14,7 +14,8 @@ import torch.fx
 from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from safecompile import _events, install
+from safecompile import install
+from safecompile._common import events
 from tests.helpers.nursery import in_forked_process
 
 from .test_fx_scenes import Parked, beside_a_trace
@@ -122,7 +123,7 @@ def test_compiled_once(warm, wrapped):
 
 def test_it_says_so(caplog, monkeypatch):
     """A compile of such a function beside such a trace logs one warning, which names the function and the cure."""
-    monkeypatch.setattr(_events, "_told_of", set())
+    monkeypatch.setattr(events, "_told_of", set())
     compiled = torch.compile(lambda x: doubled(x) + 1, backend="eager")
     with caplog.at_level(logging.WARNING, "safecompile"), beside_a_trace_of_this_file():
         compiled(torch.ones(2))

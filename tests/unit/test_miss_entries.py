@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _entries, _torch_entries
+from safecompile._engine import cache_entries
+from safecompile._torch import cache
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.threads import run_threads
 
@@ -37,9 +38,9 @@ def resume_codes(function: Any) -> list[CodeType]:
 
 
 def live_entries(codes: list[CodeType]) -> list[Any]:
-    entries = [entry for code in codes for entry in _torch_entries.cache_entries(code)]
+    entries = [entry for code in codes for entry in cache.cache_entries(code)]
     managers = [entry.guard_manager for entry in entries]
-    return [one for one in managers if _torch_entries.is_live(one) and not _entries.is_outdated(one)]
+    return [one for one in managers if cache.is_live(one) and not cache_entries.is_outdated(one)]
 
 
 @torch.compiler.disable
@@ -150,7 +151,7 @@ def test_copies_die_with_the_first_entry() -> None:
 
 def test_copies_outlive_the_first_without_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red twin: torch invalidates one entry for each guard manager, and the copies stay."""
-    monkeypatch.setattr(_entries, "mark_copies", lambda *_: None)
+    monkeypatch.setattr(cache_entries, "mark_copies", lambda *_: None)
     with pytest.raises(AssertionError, match=r"== \[\]"):
         test_copies_die_with_the_first_entry()
 

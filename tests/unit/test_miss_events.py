@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _events, _miss
+from safecompile._common import events
 from tests.helpers.threads import ParkedBackend, run_threads
 
 
 @pytest.fixture(autouse=True)
-def told() -> Iterator[list[_events.Miss]]:
+def told() -> Iterator[list[events.Miss]]:
     safecompile.install()
-    misses: list[_events.Miss] = []
-    unsubscribe = _events.subscribe(misses.append)
+    misses: list[events.Miss] = []
+    unsubscribe = events.subscribe(misses.append)
     yield misses
     unsubscribe()
     torch.compiler.reset()
@@ -33,7 +33,7 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_one_event_for_each_miss(told: list[_events.Miss]) -> None:
+def test_one_event_for_each_miss(told: list[events.Miss]) -> None:
     """Each thread that misses tells once: one led, the others waited for it and used its result."""
     backend = ParkedBackend()
 
@@ -63,7 +63,7 @@ def test_one_event_for_each_miss(told: list[_events.Miss]) -> None:
     assert not [one for one in told if one.waited_s > 30]
 
 
-def test_the_first_backward_tells(told: list[_events.Miss]) -> None:
+def test_the_first_backward_tells(told: list[events.Miss]) -> None:
     """The compile of a backward tells as a miss does, under the forward's name; a warm one tells nothing."""
 
     def body(x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def test_the_first_backward_tells(told: list[_events.Miss]) -> None:
     assert told == []
 
 
-def test_a_warm_call_tells_nothing(told: list[_events.Miss]) -> None:
+def test_a_warm_call_tells_nothing(told: list[events.Miss]) -> None:
     """A call that finds its compiled code is no miss."""
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     compiled(torch.zeros(2))
@@ -98,7 +98,7 @@ def test_a_warm_call_tells_nothing(told: list[_events.Miss]) -> None:
     assert told == []
 
 
-def test_resumed_frames_tell_too(told: list[_events.Miss]) -> None:
+def test_resumed_frames_tell_too(told: list[events.Miss]) -> None:
     """A function with a graph break misses twice, and so does each follower."""
     backend = ParkedBackend(parked=False)
     compiled = torch.compile(lambda x: breaks(x + 1) * 2, backend=backend)
@@ -107,7 +107,7 @@ def test_resumed_frames_tell_too(told: list[_events.Miss]) -> None:
     assert {one.outcome for one in told} == {"compiled", "reused"}
 
 
-def test_a_compile_that_fails(told: list[_events.Miss]) -> None:
+def test_a_compile_that_fails(told: list[events.Miss]) -> None:
     """The outcome of a compile that raised is "failed"."""
 
     def failing(graph_module: Any, example_inputs: Any) -> Any:
@@ -118,13 +118,13 @@ def test_a_compile_that_fails(told: list[_events.Miss]) -> None:
     assert [(one.role, one.outcome) for one in told] == [("leader", "failed")]
 
 
-def test_a_listener_that_raises_harms_nobody(told: list[_events.Miss], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_harms_nobody(told: list[events.Miss], caplog: pytest.LogCaptureFixture) -> None:
     """What a listener raises is logged; the call goes on, and other listeners hear of it."""
 
-    def raising(miss: _events.Miss) -> None:
+    def raising(miss: events.Miss) -> None:
         raise ValueError("a bad listener")
 
-    unsubscribe = _events.subscribe(raising)
+    unsubscribe = events.subscribe(raising)
     with caplog.at_level(logging.ERROR, "safecompile"):
         assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
     unsubscribe()
@@ -132,18 +132,18 @@ def test_a_listener_that_raises_harms_nobody(told: list[_events.Miss], caplog: p
     assert len(told) == 1
 
 
-def test_a_listener_holds_no_lock(told: list[_events.Miss]) -> None:
+def test_a_listener_holds_no_lock(told: list[events.Miss]) -> None:
     """A listener may compile and may wait for other threads: its thread holds no lock and leads no flight."""
     second = torch.compile(lambda x: x + 2, backend="eager")
     first = threading.Lock()
 
-    def listener(miss: _events.Miss) -> None:
+    def listener(miss: events.Miss) -> None:
         if first.acquire(blocking=False):  # not for the miss that it causes itself
-            flights.append(len(_miss.flights))
+            flights.append(len(miss.flights))
             run_threads([lambda: second(torch.zeros(2))], 20)
 
     flights: list[int] = []
-    unsubscribe = _events.subscribe(listener)
+    unsubscribe = events.subscribe(listener)
     try:
         run_threads([lambda: torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))], 30)
     finally:
@@ -157,7 +157,7 @@ def test_a_long_wait_is_warned_of_once(
     same: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A wait for a leader or for the lock that is too long logs one WARNING, with the holder's stack."""
-    monkeypatch.setattr(_events, "wait_warning_s", 0.6)
+    monkeypatch.setattr(events, "wait_warning_s", 0.6)
     backend = ParkedBackend()
 
     def body(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _miss
+from safecompile._engine import miss
 from tests.helpers.threads import run_threads
 
 
@@ -25,7 +25,8 @@ def installed() -> Iterator[None]:
 def objects_of_the_engine() -> int:
     gc.collect()
     return sum(
-        type(one).__module__ in ("safecompile._miss", "safecompile._flights", "safecompile._entries")
+        type(one).__module__
+        in ("safecompile._engine.miss", "safecompile._engine.flights", "safecompile._engine.cache_entries")
         for one in gc.get_objects()
     )
 
@@ -59,9 +60,9 @@ def test_compiled_models_leave_nothing_behind() -> None:
         if index % 30 == 29:
             torch.compiler.reset()  # the models share the code of forward, and so its recompile limit
     gc.collect()
-    assert _miss.flights == {}
-    assert not [ref for ref in list(_miss.returned.values()) if ref() is not None]
-    assert len(_miss.returned) <= 2, "a note for each thread that ever compiled"
+    assert miss.flights == {}
+    assert not [ref for ref in list(miss.returned.values()) if ref() is not None]
+    assert len(miss.returned) <= 2, "a note for each thread that ever compiled"
     assert objects_of_the_engine() <= before
     assert sum(model() is not None for model in models) == 0
 

@@ -21,11 +21,12 @@ import pytest
 import torch
 
 import safecompile
-from safecompile import _entries, _flights, _lazy_backward, _miss, _torch
+from safecompile._engine import backward, cache_entries, flights, miss
+from safecompile._torch import dynamo
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
-ENGINE = frozenset({_miss.__file__, _flights.__file__, _entries.__file__, _lazy_backward.__file__})
+ENGINE = frozenset({miss.__file__, flights.__file__, cache_entries.__file__, backward.__file__})
 
 
 class Struck(BaseException):
@@ -78,12 +79,12 @@ class Striking:
 
 
 def check_everything_is_back(where: str) -> None:
-    lock = _torch.compile_lock()
+    lock = dynamo.compile_lock()
     assert lock.acquire(timeout=5), f"struck at {where}: the lock is held"
     lock.release()
     assert not lock._is_owned(), f"struck at {where}: the lock is held more than once"
-    assert not _miss.flights, f"struck at {where}: a flight is open"
-    assert _torch.autograd_multithreading(), f"struck at {where}: autograd has no worker threads"
+    assert not miss.flights, f"struck at {where}: a flight is open"
+    assert dynamo.autograd_multithreading(), f"struck at {where}: autograd has no worker threads"
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def reset(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def reset() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(_torch, "one_thread_is_alive", lambda: True)
+            patch.setattr(dynamo, "one_thread_is_alive", lambda: True)
             torch.compiler.reset()
 
     return reset
@@ -145,7 +146,7 @@ def test_an_exception_at_any_line_of_a_follower(reset: Any) -> None:
                 pass
             backend.release()
             where.append(striking.where)
-            assert _torch.autograd_multithreading()
+            assert dynamo.autograd_multithreading()
             assert compiled(x).tolist() == [1.0, 1.0]
 
         run_threads([lambda compiled=compiled: compiled(torch.zeros(2)), follow], 30)

@@ -12,7 +12,7 @@ import torch._dynamo
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import safecompile
-from safecompile import _torch
+from safecompile._torch import dynamo
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
@@ -38,13 +38,13 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_dynamo_compiling():
-            seen.append(_torch.autograd_multithreading())
+            seen.append(dynamo.autograd_multithreading())
         return self.linear(x).sin()
 
 
 def trace_by_compile(model: Model) -> None:
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(_torch.autograd_multithreading())
+        seen.append(dynamo.autograd_multithreading())
         return graph.forward
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
@@ -69,7 +69,7 @@ def test_a_trace_keeps_autograd_on_its_thread(trace: str) -> None:
     TRACES[trace](model)
     assert seen
     assert not any(seen)
-    assert _torch.autograd_multithreading()
+    assert dynamo.autograd_multithreading()
     with plain_torch():
         seen.clear()
         torch._dynamo.reset()

@@ -14,7 +14,8 @@ import torch
 import torch._dynamo
 
 import safecompile
-from safecompile import _entries, _reset, _torch_entries
+from safecompile._engine import cache_entries, resets
+from safecompile._torch import cache
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
@@ -62,8 +63,8 @@ def another_thread() -> Iterator[None]:
 
 
 def live(code: Any) -> int:
-    managers = [entry.guard_manager for entry in _torch_entries.cache_entries(code)]
-    return sum(_torch_entries.is_live(one) and not _entries.is_outdated(one) for one in managers)
+    managers = [entry.guard_manager for entry in cache.cache_entries(code)]
+    return sum(cache.is_live(one) and not cache_entries.is_outdated(one) for one in managers)
 
 
 def miss() -> None:
@@ -86,14 +87,14 @@ def test_a_reset_beside_a_call_takes_effect_and_frees_later(monkeypatch: pytest.
     thread = threading.Thread(target=lambda: results.append(compiled(torch.zeros(2))), daemon=True)
     thread.start()
     assert backend.inside.wait(30)
-    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(cache.cache_entries(body.__code__)[0].guard_manager)
     torch._dynamo.reset()
     assert live(body.__code__) == 0
     for _ in range(2):
         assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert backend.compiles == 2
     assert manager() is not None
-    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
     miss()  # takes it out
     miss()  # frees it
     gc.collect()
@@ -114,12 +115,12 @@ def test_what_dies_by_itself_is_kept_for_a_moment_too(monkeypatch: pytest.Monkey
 
     factor = type("Factor", (), {"value": 2})()
     torch.compile(body, backend="eager", dynamic=False)(torch.zeros(2), factor)
-    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(cache.cache_entries(body.__code__)[0].guard_manager)
     del factor
     gc.collect()
-    assert not _torch_entries.is_live(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
+    assert not cache.is_live(cache.cache_entries(body.__code__)[0].guard_manager)
     assert manager() is not None
-    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
     miss()
     gc.collect()
     assert manager() is None
@@ -133,9 +134,9 @@ def test_the_next_reset_frees_what_the_last_has_left(monkeypatch: pytest.MonkeyP
         return x + 1
 
     torch.compile(body, backend="eager")(torch.zeros(2))
-    manager = weakref.ref(_torch_entries.cache_entries(body.__code__)[0].guard_manager)
+    manager = weakref.ref(cache.cache_entries(body.__code__)[0].guard_manager)
     torch._dynamo.reset()
-    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
     torch._dynamo.reset()
     torch._dynamo.reset()
     gc.collect()
@@ -145,7 +146,7 @@ def test_the_next_reset_frees_what_the_last_has_left(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("another_thread")
 def test_a_bare_entry_keeps_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch 2.7 a look-up compares the backend of bare entries too, to which C has a pointer and no reference."""
-    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
 
     def body(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -169,7 +170,7 @@ def test_what_a_reset_leaves_counts_in_no_limit(monkeypatch: pytest.MonkeyPatch)
     compiled = torch.compile(a_break, backend=backend, dynamic=False)
     run_threads([lambda: compiled(torch.zeros(1))] * 4)
     for count in range(12):
-        monkeypatch.setattr(_entries, "is_over", lambda since: count > 6)
+        monkeypatch.setattr(cache_entries, "is_over", lambda since: count > 6)
         before = backend.compiles
         torch._dynamo.reset()
         assert compiled(torch.zeros(1)).tolist() == [2.0]
@@ -179,8 +180,8 @@ def test_what_a_reset_leaves_counts_in_no_limit(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("another_thread")
 def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look-up goes through a bounded number of outdated versions; what comes on top is reset later."""
-    monkeypatch.setattr(_reset, "OUTDATED_AT_MOST", 3)
-    monkeypatch.setattr(_entries, "is_over", lambda since: False)
+    monkeypatch.setattr(resets, "OUTDATED_AT_MOST", 3)
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: False)
 
     def body(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -189,12 +190,12 @@ def test_a_function_with_too_many_outdated_versions_waits(monkeypatch: pytest.Mo
     for _ in range(8):
         compiled(torch.zeros(2))
         torch._dynamo.reset()
-    assert len(_torch_entries.cache_entries(body.__code__)) <= 5
-    assert _reset.put_off
-    monkeypatch.setattr(_entries, "is_over", lambda since: True)
+    assert len(cache.cache_entries(body.__code__)) <= 5
+    assert resets.put_off
+    monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
     miss()
     miss()
-    assert not _reset.put_off
+    assert not resets.put_off
     assert live(body.__code__) == 0
     assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
 
@@ -240,7 +241,8 @@ def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
     done = in_fresh_process(
         """
         import os, threading, torch, torch._dynamo, safecompile
-        from safecompile import _reset, _torch_entries
+        from safecompile._engine import resets
+        from safecompile._torch import cache
         def body(x):
             return x + 1
         compiled = safecompile.safe_compile(body, backend="eager")
@@ -249,7 +251,7 @@ def test_a_reset_is_torchs_own_where_no_other_thread_is_alive() -> None:
         subproc_pool.SubprocPool(1)  # with a thread to hear from its workers
         assert threading.active_count() > 1
         torch._dynamo.reset()
-        assert not _torch_entries.cache_entries(body.__code__) and not _reset.outdated
+        assert not cache.cache_entries(body.__code__) and not resets.outdated
         compiled(torch.zeros(2))
         os._exit(0)
         """
@@ -268,7 +270,7 @@ def test_a_reset_in_the_middle_of_a_miss_frees_nothing() -> None:
 
     def reset() -> None:
         backend.wait_parked()
-        _reset.reset(body.__code__)  # torch's own reset waits for the lock
+        resets.reset(body.__code__)  # torch's own reset waits for the lock
         backend.release()
 
     results = run_threads([lambda: compiled(torch.zeros(2)), reset])
@@ -342,5 +344,5 @@ def test_the_backend_of_an_entry_from_before_the_installation_lives_as_long_as_t
     time.sleep(0.3)
     miss()  # takes it out
     gc.collect()
-    assert _torch_entries.cache_entries(body.__code__)
+    assert cache.cache_entries(body.__code__)
     assert reference() is not None

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from safecompile import _events, _miss, _torch
+from safecompile._common import events
+from safecompile._engine import miss
+from safecompile._torch import dynamo
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Hang, every_schedule
 from tests.helpers.schedules import Failure, Job, again_after_a_failure, calls, run
@@ -25,7 +27,7 @@ def first_trouble(change: Change | None, jobs: list[Job], outcomes: Any = None) 
             torch, _ = run(jobs, choose, outcomes=planned, change=change)
             allowed = 1 + sum(map(len, (outcomes or {}).values()))
             assert max(Counter(torch.compiles).values()) <= allowed, f"compiled again: {torch.compiles}"
-            assert torch.scheduler.idle_s < _events.TICK_S, "a thread slept through its wake-up"
+            assert torch.scheduler.idle_s < events.TICK_S, "a thread slept through its wake-up"
         except (AssertionError, Failure) as error:
             return error
     return None
@@ -35,7 +37,7 @@ def test_no_second_look_after_the_wait() -> None:
     """A follower that doesn't look again compiles again: caught."""
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(_miss, "find", lambda callback, frame: None)
+        patch.setattr(miss, "find", lambda callback, frame: None)
 
     assert "compiled again" in str(first_trouble(change, THE_SAME))
 
@@ -51,7 +53,7 @@ def test_a_look_at_the_published_entries_only(way: str) -> None:
     stopped_at: list[str] = []
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(_miss, "returned", Forgetful())
+        patch.setattr(miss, "returned", Forgetful())
 
         def in_compile(name: str, shape: int) -> None:
             if len(torch.compiles) == 2:
@@ -65,14 +67,14 @@ def test_a_look_at_the_published_entries_only(way: str) -> None:
 
 def test_a_flight_that_an_error_leaves_open() -> None:
     """A compile that raises and doesn't end its flight leaves the others waiting for ever: caught."""
-    settle = _miss._Call.settle
+    settle = miss._Call.settle
 
     def settle_a_success(self: Any, lock: Any, flight: Any, multithreading: bool) -> None:
         settle(self, lock, flight if self.result is not None else None, multithreading)
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(_miss._Call, "settle", settle_a_success)
-        patch.setattr(_miss.Flight, "is_abandoned", lambda self: False)
+        patch.setattr(miss._Call, "settle", settle_a_success)
+        patch.setattr(miss.Flight, "is_abandoned", lambda self: False)
 
     jobs = [again_after_a_failure(job) for job in THE_SAME]
     trouble = first_trouble(change, jobs, {("f", 1): [Failure()]})
@@ -83,10 +85,10 @@ def test_a_lost_wake_up() -> None:
     """A flight that ends without waking its followers is noticed by them a tick later, and here: caught."""
 
     def close(self: Any) -> None:
-        _miss.flights.pop(self.key, None)
+        miss.flights.pop(self.key, None)
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(_miss.Flight, "close", close)
+        patch.setattr(miss.Flight, "close", close)
 
     assert "slept through" in str(first_trouble(change, THE_SAME)) or isinstance(first_trouble(change, THE_SAME), Hang)
 
@@ -102,7 +104,7 @@ def test_a_wait_with_the_lock_held() -> None:
             finally:
                 torch.lock.release()
 
-        patch.setattr(_miss._Call, "wait_for", wait_with_the_lock)
+        patch.setattr(miss._Call, "wait_for", wait_with_the_lock)
 
     assert isinstance(first_trouble(change, THE_SAME), Hang)
 
@@ -111,7 +113,7 @@ def test_the_engine_asserts_that_it_waits_without_the_lock() -> None:
     """The rule is asserted in the engine itself: a wait with the lock held raises."""
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        wait_for = _miss._Call.wait_for
+        wait_for = miss._Call.wait_for
 
         def wait_with_the_lock(self: Any, flight: Any) -> None:
             torch.lock.acquire()
@@ -120,7 +122,7 @@ def test_the_engine_asserts_that_it_waits_without_the_lock() -> None:
             finally:
                 torch.lock.release()
 
-        patch.setattr(_miss._Call, "wait_for", wait_with_the_lock)
+        patch.setattr(miss._Call, "wait_for", wait_with_the_lock)
 
     assert "must not wait" in str(first_trouble(change, THE_SAME))
 
@@ -142,7 +144,7 @@ def meeting(parties: int) -> list[Job]:
 
 def test_a_lock_that_is_held_over_the_run() -> None:
     """A leader that keeps the lock while its compiled code runs never meets the others in there: caught."""
-    settle, compile_ = _miss._Call.settle, _miss._Call.compile
+    settle, compile_ = miss._Call.settle, miss._Call.compile
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
         def holding(self: Any, lock: Any, flight: Any) -> None:
@@ -154,8 +156,8 @@ def test_a_lock_that_is_held_over_the_run() -> None:
             settle(self, lock, flight, multithreading)
             patch.setattr(torch.lock, "release", type(torch.lock).release.__get__(torch.lock))
 
-        patch.setattr(_miss._Call, "compile", holding)
-        patch.setattr(_miss._Call, "settle", without_releasing)
+        patch.setattr(miss._Call, "compile", holding)
+        patch.setattr(miss._Call, "settle", without_releasing)
         torch.checks_the_run = False
 
     trouble = first_trouble(change, meeting(2))
@@ -169,7 +171,7 @@ def test_a_frame_that_has_run_is_called_again() -> None:
     """A follower whose frame is resumed must not be called again, or its side effects happen twice: caught."""
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(_torch, "is_frame_around_a_call", lambda frame: True)
+        patch.setattr(dynamo, "is_frame_around_a_call", lambda frame: True)
 
     jobs = [calls("f", 1, "resume"), calls("f", 1, "resume")]
     assert "was to be run again" in str(first_trouble(change, jobs))

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from safecompile import _triton_keys
+from safecompile._isolation import triton_keys
 from tests.helpers.threads import in_fresh_process
 
 
@@ -31,19 +31,19 @@ def test_the_choice_is_made_when_inductor_is_imported(side: str) -> None:
 
 def test_the_users_own_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("compile_tasks")
-    module._set_triton_ptxas_path = lambda: os.environ.update({_triton_keys.VARIABLE: "torch's"})  # type: ignore[attr-defined]
-    (patch,) = _triton_keys.patches_of_compile_tasks(module)
-    monkeypatch.setenv(_triton_keys.VARIABLE, "mine")
+    module._set_triton_ptxas_path = lambda: os.environ.update({triton_keys.VARIABLE: "torch's"})  # type: ignore[attr-defined]
+    (patch,) = triton_keys.patches_of_compile_tasks(module)
+    monkeypatch.setenv(triton_keys.VARIABLE, "mine")
     patch.apply()
     patch.revert()
-    assert os.environ[_triton_keys.VARIABLE] == "mine"
-    monkeypatch.delenv(_triton_keys.VARIABLE)
+    assert os.environ[triton_keys.VARIABLE] == "mine"
+    monkeypatch.delenv(triton_keys.VARIABLE)
     patch.apply()
-    assert os.environ[_triton_keys.VARIABLE] == "torch's"
+    assert os.environ[triton_keys.VARIABLE] == "torch's"
     patch.revert()
-    assert _triton_keys.VARIABLE not in os.environ
+    assert triton_keys.VARIABLE not in os.environ
 
 
 def test_a_release_without_the_choice() -> None:
     with pytest.raises(LookupError, match="_set_triton_ptxas_path"):
-        _triton_keys.patches_of_compile_tasks(ModuleType("compile_tasks"))
+        triton_keys.patches_of_compile_tasks(ModuleType("compile_tasks"))

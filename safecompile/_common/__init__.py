@@ -1,0 +1,1 @@
+"""What every room uses: errors, what the library says, environment variables."""

@@ -1,0 +1,60 @@
+"""The call of torch's own compile: once more if something that it read was changed by another thread meanwhile.
+
+torch's compile reads shared things for seconds: the names that FX wraps, settings, the arguments. Where one changes
+under its eyes torch raises an internal error. It runs under the compile lock, but nothing can hold the others' hands.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import sleep
+from typing import Any, Final
+
+from .._isolation import graph_trees, slots
+from .._torch import dynamo
+
+#: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
+ATTEMPTS_AT_MOST = 8
+
+#: Seconds after which another thread's capture of a CUDA graph, during which Inductor draws no random numbers and
+#: measures no kernel on that device, is likely over.
+CAPTURE_IS_OVER_S: Final = 0.05
+
+_NOTE = (
+    "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
+    "(a dict or a list that got longer or shorter), that is the cause. Pass each call a container of its own."
+)
+
+
+def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: Any) -> Any:
+    """Returns what torch's callback ``original`` returns.
+
+    An internal error is raised, with a note if the arguments may be the cause, unless another attempt can help: some
+    more after a setting or a function that FX wraps was exchanged or beside a capture of a CUDA graph, one more if the
+    backend was not called yet.
+    """
+    attempts = 0
+    while True:
+        attempts += 1
+        before, graphs = _surroundings(), dynamo.graphs_compiled()
+        try:
+            return original(callback, frame, head, frame_state)
+        except Exception as error:
+            if attempts < ATTEMPTS_AT_MOST and graph_trees.was_in_the_way(error):
+                sleep(CAPTURE_IS_OVER_S)
+                continue
+            if not dynamo.is_internal_error(error):
+                raise
+            moved = before != _surroundings()
+            if moved and attempts < ATTEMPTS_AT_MOST:
+                continue
+            if not moved and not dynamo.one_thread_is_alive():
+                if attempts == 1 and graphs == dynamo.graphs_compiled():
+                    continue
+                if sys.version_info >= (3, 11):
+                    error.add_note(_NOTE)
+            raise
+
+
+def _surroundings() -> tuple[int, tuple[Any, ...]]:
+    return slots.changes, dynamo.global_settings()

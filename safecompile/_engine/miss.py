@@ -1,0 +1,253 @@
+"""The engine: what happens when a compiled function is called and no compiled version fits (a miss).
+
+torch calls ``CatchErrorsWrapper.__call__`` for each miss: a first call, a failed guard, a resumed frame, a nested
+function. :func:`on_miss` stands in its place. It lets one thread compile (the leader) while the others that want
+the same function on the same device wait for the result (followers), then look again, and use it if it fits.
+
+The rules, which keep it free of deadlocks:
+
+1. There is one lock: torch's own reentrant compile lock. It is held for one trace, its backend and its guards,
+   never while compiled code runs.
+2. A thread that holds it waits for no other thread that may wait for it: whoever waits, waits for somebody who
+   goes on.
+3. A thread inside autograd's backward waits for the lock alone, never for a leader, and a tracing thread keeps
+   autograd on itself: a trace never waits for a backward.
+4. Nothing is remembered of a flight once its result can be found. A flight that is lost costs a look, not a
+   compile: every leader looks again once it has the lock.
+
+How a follower uses the result: at the top of a call, where nothing of the user's has run yet, it raises
+:class:`Retry`, and torch's wrapper (see :mod:`.retry`) calls the function again, which now hits. Anywhere else it
+returns the same compiled code once more. torch then keeps one entry more for it; :mod:`.cache_entries` sees to it that
+it counts in no limit and dies with the first.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import weakref
+from time import monotonic, sleep
+from types import CodeType, FrameType
+from typing import Any
+
+from .._common import events
+from .._isolation import random_state, settings, slots
+from .._torch import cache, dynamo
+from . import attempts, cache_entries, frames, resets
+from .flights import Flight, Retry, flights, owner_of, warn_of_wait
+
+#: What each thread's last compile returned, until torch drops it; for the moment between the return of the
+#: callback, when the lock is free again, and the publication of the entry in torch's list. No weak dictionary: its
+#: callbacks would run inside the user's compiled call, where Dynamo compiles them.
+returned: dict[int, weakref.ref[Any]] = {}
+
+
+def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+    """Handles one miss in the place of ``original``, torch's ``CatchErrorsWrapper.__call__``.
+
+    Returns:
+        What torch's callback returns.
+
+    Raises:
+        Retry: somebody else has compiled what this call needs, and it can be called again.
+
+    Thread safety: called by torch in the thread that missed, without any lock.
+    """
+    lock = dynamo.compile_lock()
+    if dynamo.is_skipped(frame):
+        return original(callback, frame, cache_entry, frame_state)
+    strayed = frames.region_strayed()
+    if strayed is not None:
+        dynamo.set_region(strayed)
+        wrapper = frames.wrapper_above(sys._getframe(1))
+        if wrapper is not None and frames.RETRIED not in wrapper.f_locals:
+            raise Retry
+    call = _Call(original, callback, frame, cache_entry, frame_state)
+    if lock._is_owned():
+        return call.inside_a_compile()
+    backward, multithreading = dynamo.in_backward(), dynamo.autograd_multithreading()
+    flight: Flight | None = None
+    try:
+        try:
+            while True:
+                call.entry = find(callback, frame)
+                if call.entry is not None:
+                    break
+                flight = Flight((id(call.code), call.device), call.code)
+                other = flight if backward else flights.setdefault(flight.key, flight)
+                # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
+                if other.leader == flight.leader:
+                    call.compile(lock, flight)
+                    break
+                call.wait_for(other)
+                if other.skip is not None:
+                    call.result, call.outcome = cache.skipped_again(callback, other.skip, frame), "skipped"
+                    break
+        finally:
+            call.settle(lock, flight, multithreading)
+    finally:
+        call.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
+        events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
+        if call.wrapped is not None:
+            events.warn_of_wrapping(call.code, call.wrapped)
+    strayed = frames.region_strayed()
+    if strayed is not None:
+        dynamo.set_region(strayed)  # torch publishes the entry in the region that is set now
+    return call.result if call.entry is None else call.reuse()
+
+
+class _Call:
+    """One miss that is being handled: what torch asked, what it has cost so far, and what came of it."""
+
+    def __init__(self, original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> None:
+        self.original, self.callback, self.frame = original, callback, frame
+        self.cache_entry, self.frame_state = cache_entry, frame_state
+        self.code: CodeType = frame.f_code
+        self.region = dynamo.region()
+        self.device = frames.device_of(frame)
+        self.reverts: list[Any] = []
+        self.entry: Any = None
+        self.result: Any = None
+        self.wrapped: str | None = None  # a name that FX had wrapped for another thread meanwhile
+        self.role, self.outcome = "follower", "failed"
+        self.waited_s = self.compiled_s = 0.0
+
+    def wait_for(self, flight: Flight) -> None:
+        """Waits until ``flight`` is over. This thread holds no lock."""
+        assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
+        began, warned = monotonic(), False
+        while not flight.done.wait(events.TICK_S):
+            if flight.is_abandoned():
+                flight.close()
+            warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
+        self.waited_s += monotonic() - began
+
+    def inside_a_compile(self) -> Any:
+        """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
+        self.entry, self.role = find(self.callback, self.frame), "leader"
+        if self.entry is not None:
+            return self.reuse()
+        # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which
+        # then raises "No toplevel event active". Drop when min torch > 2.7.
+        kept = {name: copy.copy(value) for name, value in dynamo.compile_events().items()}
+        try:
+            self._trace(None)
+        finally:
+            self._revert_settings()
+            dynamo.compile_events().update(kept)
+        return self.result
+
+    def compile(self, lock: Any, flight: Flight) -> None:
+        """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
+        self.role = "leader"
+        began, warned = monotonic(), False
+        try:
+            while not lock.acquire(timeout=events.TICK_S):
+                warned = warned or warn_of_wait(self.code, self.device, began, owner_of(lock))
+            self.waited_s += monotonic() - began
+            self.entry = find(self.callback, self.frame)
+            if self.entry is None:
+                self._trace(flight)
+        finally:
+            if lock._is_owned():
+                lock.release()
+
+    def _trace(self, flight: Flight | None) -> None:
+        began = monotonic()
+        # torch 2.7-2.12 counts the entries from the head that it is handed, which is stale after a wait.
+        entries = cache.cache_entries(self.code) if self.waited_s > 0.0 else []
+        head = entries[0] if entries else self.cache_entry
+        self.outcome = "failed"
+        if resets.cold:
+            resets.begin_cold(self.code, self.frame_state)
+        random_state.began()
+        dynamo.set_autograd_multithreading(False)
+        self.reverts = settings.apply_for(self.callback)
+        self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
+        self._revert_settings()
+        self.compiled_s = monotonic() - began
+        guarded = self.result.guarded_code
+        if guarded is not None:
+            self.outcome = "compiled"
+            self.wrapped = slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
+            cache_entries.made_for(guarded.guard_manager, cache.backend_of(self.callback), self.region, self.device)
+            guarded.__dict__["_safecompile_code"] = self.code
+            for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:
+                returned.pop(ident, None)
+            returned[threading.get_ident()] = weakref.ref(guarded)
+        else:
+            self.outcome = "skipped"
+            if flight is not None and self.result.apply_to_code:
+                flight.skip = self.result
+
+    def _revert_settings(self) -> None:
+        while self.reverts:
+            self.reverts.pop()()
+
+    def settle(self, lock: Any, flight: Flight | None, multithreading: bool) -> None:
+        """Leaves everything as it was, whatever happened; a second time does nothing."""
+        if lock._is_owned():
+            lock.release()
+        if flight is not None:
+            flight.close()
+        dynamo.set_autograd_multithreading(multithreading)
+        self._revert_settings()
+        if self.entry is not None:
+            self.role, self.outcome = "follower", "reused"
+
+    def reuse(self) -> Any:
+        """Uses what another thread has compiled."""
+        wrapper = frames.wrapper_above(sys._getframe(1))
+        if wrapper is not None and frames.RETRIED not in wrapper.f_locals and self._is_published():
+            raise Retry
+        cache_entries.mark_copies(self.entry.guard_manager, self.code)
+        return cache.served_again(self.entry)
+
+    def _is_published(self) -> bool:
+        """Tells whether torch has the entry in its list; gives the leader a moment to get there."""
+        for _ in range(0 if dynamo.compile_lock()._is_owned() else 20):
+            if self.entry.guard_manager.cache_entry is not None:
+                return True
+            sleep(0.001)
+        return self.entry.guard_manager.cache_entry is not None
+
+
+def being_compiled() -> tuple[CodeType, str]:
+    """Returns the code that this thread is compiling, and for which device."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        call = frame.f_locals.get("self") if frame.f_code is _Call._trace.__code__ else None
+        if isinstance(call, _Call):
+            return call.code, call.device
+        frame = frame.f_back
+    return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
+
+
+def find(callback: Any, frame: Any) -> Any:
+    """Returns a compiled version that fits ``frame``, published or about to be, or None.
+
+    It compares what torch's own look-up compares: the backend, the region, the guards.
+    """
+    code, wanted = frame.f_code, None
+    about_to_be = [
+        one for ref in list(returned.values()) if (one := ref()) is not None and one._safecompile_code is code
+    ]
+    for entry in [*cache.cache_entries(code), *about_to_be]:
+        made_for = cache_entries.what_for(entry.guard_manager)
+        if made_for is None or cache_entries.is_outdated(entry.guard_manager):
+            continue
+        if wanted is None:
+            wanted = (cache.backend_of(callback), dynamo.region())
+        if made_for == wanted and cache_entries.fits(entry.guard_manager, frame.f_locals):
+            return entry
+    return None
+
+
+def after_fork_in_child() -> None:
+    """Forgets the parent's other threads: nobody in the child would ever end their flights or free their lock."""
+    lock = dynamo.compile_lock()
+    if not lock._is_owned():
+        lock._at_fork_reinit()
+    flights.clear()
+    returned.clear()

@@ -1,0 +1,143 @@
+"""torch._dynamo.reset() while other threads run compiled code: it takes effect, and nothing is freed under a thread.
+
+``reset_code`` frees what torch's C code knows of a function, while other threads have pointers into it: in the middle
+of a miss, and in the look-up of a warm call, which gives the GIL up at each entry (a crash, 2.5-2.15). So with other
+threads alive the list stays. At once, each entry gets one more guard, in C, that never holds: the next call
+compiles. A moment later, when nobody can be about to run its code, torch takes its guards and code out; these are freed
+after another moment. The bare entry stays. Nothing is added to a warm call.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from contextlib import suppress
+from time import monotonic
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final
+
+from .._patching.patches import AttributePatch, Patch
+from .._torch import cache, dynamo
+from . import cache_entries
+
+#: The code of the function that stands in the place of torch's callback. Set by :mod:`.callback`.
+callback_code: CodeType | None = None
+
+#: The functions whose outdated entries are to be taken out, and since when. The oldest first. Each use of this and of
+#: the next two is one operation on a list or dictionary, atomic by the GIL.
+outdated: list[tuple[float, weakref.ref[CodeType]]] = []
+
+#: The functions with so many outdated entries that their reset is put off.
+put_off: list[weakref.ref[CodeType]] = []
+
+#: The functions of which torch must forget, at their next miss, which dimensions vary; by id.
+cold: dict[int, weakref.ref[CodeType]] = {}
+
+#: The functions in which entries are left, for the next reset to find.
+left: dict[int, weakref.ref[CodeType]] = {}
+
+#: More outdated entries than that cost a miss too much: it gives the GIL up at each.
+OUTDATED_AT_MOST: Final = 64
+
+
+def reset(code: CodeType, *, at_most: int | None = None) -> None:
+    """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
+    if dynamo.one_thread_is_alive() and not _is_in_a_miss():
+        cache.reset_code(code)
+        left.pop(id(code), None)
+        return
+    left[id(code)] = weakref.ref(code)
+    there = {id(manager): manager for manager in (entry.guard_manager for entry in cache.cache_entries(code))}
+    new = [manager for manager in there.values() if not cache_entries.is_outdated(manager)]
+    for manager in new:
+        cache_entries.keep_backend(manager)
+    live = sum(map(cache.is_live, there.values()))
+    if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
+        put_off.append(weakref.ref(code))
+        return
+    for manager in new:
+        cache_entries.outdate(manager)
+    if new:
+        outdated.append((monotonic(), weakref.ref(code)))
+    cache.forget_decisions(code)
+    cold[id(code)] = weakref.ref(code)
+
+
+def catch_up(*, at_most: int | None = None) -> None:
+    """Takes out what nobody can be about to use any more, and resets what was put off.
+
+    Called where a miss ends, before a reset and by the uninstallation, after which nobody would.
+    """
+    cache_entries.let_go()
+    for since, reference in cache_entries.taken_if_over(outdated):
+        code = reference()
+        if code is not None:
+            cache_entries.take_out_outdated(code, since)
+    waiting = set()
+    with suppress(IndexError):
+        while True:
+            waiting.add(put_off.pop())
+    for reference in waiting:
+        code = reference()
+        if code is not None:
+            reset(code, at_most=at_most)
+
+
+def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
+    """Forgets what torch has noted of earlier calls of ``code``, at the first miss after a reset of it."""
+    reference = cold.pop(id(code), None)
+    if reference is not None and reference() is code:
+        frame_state.clear()
+
+
+def _is_in_a_miss() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not callback_code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def patches_of_reset(module: ModuleType) -> list[Patch]:
+    """Returns the patch of the name by which ``module`` resets the cache of one function; changes nothing."""
+    original = module.reset_code
+
+    @functools.wraps(original)
+    def _patched_reset_code(code: Any) -> None:
+        if isinstance(code, CodeType):
+            if outdated or cache_entries.kept:
+                catch_up()
+            reset(code)
+        else:
+            original(code)
+
+    return [AttributePatch(module, "reset_code", _patched_reset_code)]
+
+
+def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
+    """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
+    # Without these notes the next miss of such a function raises KeyError when torch asks why an entry did not fit, and
+    # no later reset finds the function.
+    from . import miss
+
+    noted = cache.original_codes(module)
+    original = noted.clear
+
+    @functools.wraps(original)
+    def _patched_clear() -> None:
+        original()
+        for ident, reference in list(left.items()):
+            code = reference()
+            if code is None:
+                left.pop(ident, None)
+                continue
+            cache.note_for_resets(code)
+            for entry in cache.cache_entries(code):
+                if entry.code is not None:
+                    noted[entry.code] = code
+        for weak in list(miss.returned.values()):
+            guarded = weak()
+            if guarded is not None:
+                noted[guarded.code] = guarded._safecompile_code
+
+    return [AttributePatch(noted, "clear", _patched_clear, new=True)]

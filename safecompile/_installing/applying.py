@@ -1,0 +1,163 @@
+"""Applies the parts of families as their modules appear, and takes a family out whose part does not fit.
+
+A part whose module is not imported yet waits for its import (wrapt's import hooks): nothing is imported for its sake.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import warnings
+from types import ModuleType
+from typing import Any
+
+from .._common import environment
+from .._common.errors import HostMismatchError, SafeCompileWarning
+from .._patching.patches import AttributePatch, Patch
+from .._patching.rewriting import RewriteError
+from .._patching.thread_globals import GlobalsPatch
+from .._torch import dynamo
+from .families import Family, Part
+
+families: list[Family] = []
+hooked: set[str] = set()
+active = False  # set before the installation is complete: import hooks apply what they wait for
+mismatch: HostMismatchError | None = None
+
+# Guards everything above, and whether the library is installed. Held while patches are built and exchanged, which calls
+# nothing of the user's.
+installing = threading.RLock()
+
+
+def when_imported(family: str, part: Part) -> None:
+    """Applies ``part`` now if its module is there, else at its import."""
+    import wrapt
+
+    module = dynamo.loaded(part.module)
+    if module is not None:
+        _apply(family, part, module)
+        return
+    if part.module in hooked:
+        return
+    hooked.add(part.module)
+    _registering.now = True
+    try:
+        wrapt.register_post_import_hook(_at_import, part.module)
+    finally:
+        _registering.now = False
+
+
+class _Registering(threading.local):
+    """Whether this thread is in wrapt's registration, which calls the hook at once for a half imported module."""
+
+    now = False
+
+
+_registering = _Registering()
+
+#: Modules of which another thread began the import after this one had looked, and before it had registered.
+_missed: set[str] = set()
+
+
+def _at_import(module: ModuleType) -> None:
+    """Applies each part that has been waiting and whose module is there by now."""
+    if _registering.now:
+        _missed.add(module.__name__)
+        return
+    with installing:
+        if active:
+            _apply_waiting(module)
+
+
+def _apply_waiting(complete: ModuleType | None = None) -> None:
+    for family in families:
+        for part in family.parts:
+            is_it = complete is not None and part.module == complete.__name__
+            module = complete if is_it else dynamo.loaded(part.module)
+            if module is not None and not family.has(part):
+                _apply(family.name, part, module)
+
+
+def catch_up() -> None:
+    """Waits for the imports that were missed, holding no lock, and applies what waits for them."""
+    while _missed:
+        importlib.import_module(_missed.pop())
+        with installing:
+            if active:
+                _apply_waiting()
+
+
+def _apply(family_name: str, part: Part, module: ModuleType) -> None:
+    """Puts the patches of one part in, or takes its whole family out."""
+    family = next(one for one in families if one.name == family_name)
+    if mismatch is not None:
+        if part.module == dynamo.CONVERT_FRAME and not any(one.applied for one in families):
+            _refuse_to_compile(family, part, module)
+        return
+    if family.problem is not None:
+        return
+    done: list[Patch] = []
+    family.applied.append((part, done))
+    try:
+        for patch in part.build(module):
+            done.append(patch)
+            patch.apply()
+    except (AttributeError, LookupError, TypeError, ValueError, RewriteError, SyntaxError) as error:
+        _take_out(family, part, f"{part.module} ({part.build.__name__}): {error}")
+
+
+def _take_out(family: Family, part: Part, what: str) -> None:
+    global mismatch
+    if family.required or environment.is_strict():
+        undo_all()
+        family.problem = what
+        mismatch = HostMismatchError(family.name, what, dynamo.version())
+        convert_frame = dynamo.loaded(dynamo.CONVERT_FRAME)
+        if convert_frame is not None:
+            _refuse_to_compile(family, part, convert_frame)
+        return
+    _undo(family)
+    family.problem = what
+    warnings.warn(
+        f"safecompile leaves its '{family.name}' patches off: this torch ({dynamo.version()}) does not have what they "
+        f"need: {what}. The other patches are in. Set SAFECOMPILE_STRICT=1 to make this an error.",
+        SafeCompileWarning,
+        stacklevel=2,
+    )
+
+
+def _refuse_to_compile(family: Family, part: Part, convert_frame: ModuleType) -> None:
+    """Makes the first compile raise, instead of running unprotected without a word."""
+    error = mismatch
+
+    def _patched_callback(*_: Any, **__: Any) -> Any:
+        raise error  # type: ignore[misc]
+
+    owner = getattr(convert_frame, "CatchErrorsWrapper", None)
+    patch = (
+        AttributePatch(sys.modules["torch"], "compile", _patched_callback)
+        if owner is None
+        else AttributePatch(owner, "__call__", _patched_callback)
+    )
+    patch.apply()
+    family.applied.append((part, [patch]))
+
+
+def _undo(family: Family) -> list[str]:
+    left: list[str] = []
+    for _, patches in reversed(family.applied):
+        for patch in reversed(patches):
+            if isinstance(patch, GlobalsPatch):
+                patch.is_still_used = bool(left)
+            elif left and isinstance(patch, AttributePatch) and patch.name.startswith("__safecompile"):
+                continue  # code that somebody else has made of ours may use it
+            what = patch.revert()
+            if what is not None:
+                left.append(what)
+    family.applied.clear()
+    return left
+
+
+def undo_all() -> list[str]:
+    return [what for family in reversed(families) for what in _undo(family)]

@@ -1,0 +1,218 @@
+"""install() and uninstall(), at a moment when nobody traces; and what a forked child forgets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .._common import environment
+from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
+from .._isolation import compiled_autograd
+from .._patching.patches import late_references
+from .._torch import dynamo
+from .._torch import fx as torch_fx
+from . import applying
+from .families import Family, all_families
+
+_installed = False
+_fork_handler_registered = False
+
+
+def is_installed() -> bool:
+    """Tells whether the patches are installed, or wait for torch to be imported.
+
+    Thread safety: may be called from any thread at any time; waits for nothing.
+    """
+    return _installed
+
+
+def is_inside_a_trace() -> bool:
+    """Tells whether this thread is tracing or compiling: a moment at which nothing can be installed."""
+    return torch_fx.traces_here()
+
+
+def state() -> dict[str, str]:
+    """Returns the state of each family of patches: ``"on"``, ``"waiting"`` or ``"off: <why>"``.
+
+    Thread safety: may be called from any thread at any time; waits for nothing.
+    """
+    if not _installed:
+        return {family.name: "off: not installed" for family in applying.families}
+    off = f"off: the '{applying.mismatch.family}' patches do not fit this torch" if applying.mismatch else None
+    return {one.name: one.state() if one.problem or off is None else off for one in applying.families}
+
+
+def install(*, timeout_s: float = 10.0) -> None:
+    """Installs the patches; does nothing if they are installed.
+
+    Args:
+        timeout_s: seconds to wait for traces and compiles of other threads to end.
+
+    Raises:
+        InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
+            or this thread does so; or this Python runs without its global interpreter lock. Nothing was changed.
+
+    Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
+    """
+    global _installed
+    if _installed or environment.is_disabled():
+        return
+    environment.check_gil()
+    environment.cuda_graph_threads()
+    importlib.import_module("wrapt")
+    families = all_families()
+    _wait_for_imports(families)
+    with _quiet("install", timeout_s):
+        if _installed:
+            return
+        applying.families[:] = families
+        applying.mismatch = None
+        applying.active = True
+        try:
+            for family in applying.families:
+                for part in family.parts:
+                    applying.when_imported(family.name, part)
+        except BaseException:
+            applying.undo_all()
+            applying.active = False
+            raise
+        _installed = True
+    applying.catch_up()
+    _register_fork_handler()
+    _warn_of_late_references()
+
+
+def uninstall(*, timeout_s: float = 10.0) -> None:
+    """Brings back the original objects; does nothing if the patches are not installed.
+
+    What somebody else has patched after us is left alone, with a warning. Functions that were compiled stay
+    compiled and work as plain torch's.
+
+    Args:
+        timeout_s: seconds to wait for traces and compiles of other threads to end.
+
+    Raises:
+        InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
+            or this thread does so. Nothing was changed.
+
+    Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
+    """
+    global _installed
+    if not _installed:
+        return
+    with _quiet("uninstall", timeout_s):
+        if _installed:
+            _finish_resets()
+            left = applying.undo_all()
+            _forget_slots()
+            _installed, applying.active, applying.mismatch = False, False, None
+            for what in left:
+                warnings.warn(
+                    f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
+                    "still call into safecompile; undo the later patch first, then call uninstall() again.",
+                    SafeCompileWarning,
+                    stacklevel=2,
+                )
+
+
+@contextmanager
+def _quiet(what: str, timeout_s: float) -> Iterator[None]:
+    """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
+    deadline = time.monotonic() + timeout_s
+
+    if torch_fx.traces_here() or compiled_autograd.is_in_use_here():
+        msg = (
+            f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, or with compiled "
+            f"autograd on, where nothing can be patched. Nothing was changed. Call {what}() before or after it."
+        )
+        raise InstallError(msg)
+
+    def give_up(who: str) -> InstallError:
+        return InstallError(
+            f"safecompile.{what}() waited {timeout_s:g} s for another thread that is {who}. Nothing was changed, and "
+            f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
+        )
+
+    # The order of locks, everywhere: torch's compile lock, a module's import lock, applying.installing. A thread that
+    # imports a part of torch in the middle of a compile takes them so, and whoever has the last imports nothing.
+    lock = dynamo.compile_lock() if dynamo.loaded(dynamo.CONVERT_FRAME) else threading.RLock()
+    if not lock.acquire(timeout=max(0.0, timeout_s)):
+        raise give_up("compiling")  # noqa: EM101
+    try:
+        with applying.installing:  # an installer does no work of the user's: waiting for one needs no limit
+            while torch_fx.another_thread_traces() or compiled_autograd.is_in_use():
+                if time.monotonic() > deadline:
+                    raise give_up("tracing, or in a block with compiled autograd on")  # noqa: EM101
+                time.sleep(0.005)
+            yield
+    finally:
+        lock.release()
+
+
+def _wait_for_imports(families: list[Family]) -> None:
+    """Waits for imports of torch's modules that other threads are in the middle of. This thread holds no lock."""
+    for part in {part.module: part for family in families for part in family.parts}.values():
+        if part.module in sys.modules and dynamo.loaded(part.module) is None:
+            importlib.import_module(part.module)
+
+
+def _warn_of_late_references() -> None:
+    patches = [patch for family in applying.families for _, applied in family.applied for patch in applied]
+    late = [name for name in late_references(patches) if name not in _warned]
+    _warned.update(late)
+    if late:
+        warnings.warn(
+            f"safecompile was installed after these took a reference to a part of torch that it replaces: "
+            f"{', '.join(sorted(late))}. Calls through them run as in plain torch. Put 'import safecompile.patch_all' "
+            "before the imports that take them.",
+            LateInstallWarning,
+            stacklevel=3,
+        )
+
+
+#: The late references that were named already.
+_warned: set[str] = set()
+
+
+def _finish_resets() -> None:
+    from .._engine import resets
+
+    resets.catch_up(at_most=sys.maxsize)
+
+
+def _forget_slots() -> None:
+    from .._isolation import slots
+
+    slots.forget()
+
+
+def _register_fork_handler() -> None:
+    global _fork_handler_registered
+    if not _fork_handler_registered and hasattr(os, "register_at_fork"):
+        _fork_handler_registered = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _after_fork_in_child() -> None:
+    """The one place where a forked child forgets what the parent's other threads were doing."""
+    applying.installing = threading.RLock()
+    if _installed:
+        from .._engine import miss
+        from .._isolation import graph_module, graph_trees, scoped_settings, slots, stances
+        from .._patching import thread_globals
+
+        thread_globals.after_fork_in_child()
+        compiled_autograd.after_fork_in_child()
+        graph_trees.after_fork_in_child()
+        graph_module.after_fork_in_child()
+        scoped_settings.after_fork_in_child()
+        slots.after_fork_in_child()
+        stances.after_fork_in_child()
+        if dynamo.loaded(dynamo.CONVERT_FRAME):
+            miss.after_fork_in_child()

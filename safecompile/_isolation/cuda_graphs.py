@@ -1,0 +1,236 @@
+"""CUDA graphs (``mode="reduce-overhead"``) from any thread: each has trees of graphs, and memory, of its own.
+
+torch keeps a tree of graphs, with one pool of memory, for the thread in which it imported its module, and binds each
+compiled function to the tree of the thread that called it first. In another thread the first call fails, or worse: it
+replays into the memory in which that thread's outputs are (2.7-2.14; from 2.13 on new threads begin trees of their
+own, and from 2.15 on functions do). Here a function looks up the tree of the thread that calls. A backward that runs
+on one of autograd's workers uses the tree of the thread that called ``backward()``, as torch means it to.
+
+What counts as a new iteration, in which older outputs may be overwritten, is counted for each thread: a compiled call
+of another thread is none, nor is its ``cudagraph_mark_step_begin()``.
+
+A warm-up and a capture need the device for themselves: two captures collide, and ``torch.cuda.synchronize()`` of
+another thread ends a capture with an error (2.11). So there is a gate for each device, held over a warm-up or a capture
+and never over a replay. A thread that holds the compile lock never takes it: inside a compile, compiled code runs
+without graphs. So whoever holds the gate may compile, and waits for nobody who waits for the gate.
+``SAFECOMPILE_CUDA_GRAPH_THREADS`` (16) threads at most have graphs; the others run the same compiled code without.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from types import ModuleType
+from typing import Any, Final
+
+from .._patching import rewriting
+from .._patching.patches import AttributePatch, CodePatch, Patch
+from .._torch import cuda_graphs as host
+from .._torch import dynamo
+from . import graph_trees
+
+_CALLS, _WAIT = "__safecompile_calls__", "__safecompile_wait_for_captures__"
+
+
+class _Function:
+    """A compiled function with CUDA graphs: what each thread replays for it. Frees them when it dies.
+
+    Args:
+        make: returns what replays, for one thread; its first call warms up.
+        without: returns from the inputs of the first such call what runs without graphs.
+    """
+
+    def __init__(self, make: Callable[[], Any], without: Callable[[Any], Any]) -> None:
+        self.make, self.make_without = make, without
+        self.without: Any = None
+        self.replays: dict[graph_trees.Trees, Any] = {}
+
+    def __call__(self, inputs: Any) -> Any:
+        mine = None if dynamo.compiles_here() else graph_trees.trees_of_this_call()
+        if mine is None:
+            if self.without is None:
+                self.without = self.make_without(inputs)
+            return self.without(inputs)
+        replay = self.replays.get(mine)
+        if replay is None:
+            replay = self.replays[mine] = self.make()
+            # No callbacks: they would run inside compiled calls, where Dynamo compiles them.
+            mine.functions = [one for one in mine.functions if one() is not None] + [weakref.ref(self)]
+        return replay(inputs)
+
+
+class _ManagerOfTheCall:
+    """Stands for the tree manager that torch binds to a backward which runs without graphs: whose ever it is."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def set_to_running_backward(self) -> None:
+        """Tells the manager of the thread whose backward this is, if it has one."""
+        mine = host.in_thread(graph_trees.Trees.KEY)
+        container = None if mine is None else mine.tree_manager_containers.get(self.device)
+        if container is not None and container.tree_manager is not None:
+            container.tree_manager.set_to_running_backward()
+
+
+class _OfTheCall(ast.NodeTransformer):
+    """Puts :class:`_ManagerOfTheCall` in the place of a manager that is looked up when a backward is compiled."""
+
+    NAME: Final = "__safecompile_manager_of_the_call__"
+    changed = False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func) != "torch._inductor.cudagraph_trees.get_manager":
+            return node
+        self.changed = True
+        name = ast.copy_location(ast.Name(self.NAME, ast.Load()), node.func)
+        return ast.copy_location(ast.Call(name, node.args[:1], []), node)
+
+
+def patches_of_backwards(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the modules that bind a manager to a backward; changes nothing."""
+    found: list[Patch] = [AttributePatch(module, _OfTheCall.NAME, _ManagerOfTheCall, new=True)]
+    for function in host.binds_a_manager(module):
+        change = _OfTheCall()
+        found.append(CodePatch(function, rewriting.recompiled(function, change.visit)))
+        if not change.changed:
+            msg = f"a call of get_manager in {function.__qualname__}"
+            raise LookupError(msg)
+    return found
+
+
+def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
+    """Returns the patches that give each thread its trees, and captures the device; changes nothing."""
+    original_get_obj, original_impl = module.get_obj, module.cudagraphify_impl
+    manager, node, switch = module.CUDAGraphTreeManager, module.CUDAGraphNode, module._set_cached_tensors_enabled
+
+    @functools.wraps(original_get_obj)
+    def _patched_get_obj(local: Any, name: str) -> Any:
+        mine = host.in_thread(graph_trees.Trees.KEY)
+        return getattr(mine, name) if mine is not None else host.containers_or_none(local, name)
+
+    @functools.wraps(original_impl)
+    def _patched_cudagraphify_impl(model: Any, inputs: Any, static: Any, *args: Any, **kwargs: Any) -> Any:
+        ints = [one if isinstance(one, int) else None for one in inputs]  # all that torch looks at here
+        return _Function(
+            lambda: original_impl(model, list(ints), static, *args, **kwargs),
+            lambda inputs: host.aligning(module, model, inputs, static, kwargs.get("mutated_input_idxs", ())),
+        )
+
+    @functools.wraps(module.mark_step_begin)
+    def _patched_mark_step_begin() -> None:
+        graph_trees.calls.count.steps -= 1
+
+    original_reset = module.reset_cudagraph_trees
+
+    @functools.wraps(original_reset)
+    def _patched_reset() -> None:
+        original_reset()
+        graph_trees.calls.count.steps = 0
+        graph_trees.end_what_is_over()
+
+    def count() -> graph_trees.Count:
+        mine = host.in_thread(graph_trees.Trees.KEY)
+        return graph_trees.calls.count if mine is None else mine.count
+
+    def get_curr_generation() -> int:
+        return count().steps or count().calls
+
+    def user_invoked_mark_step() -> bool:
+        return count().steps != 0
+
+    gated_init = _gated(manager.__init__, ("use", "capture"))
+
+    @functools.wraps(manager.__init__)
+    def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        gated_init(self, *args, **kwargs)
+        graph_trees.take_free_stream(self, host.device_of(self, args))
+
+    @functools.wraps(module.clear_cublass_cache)
+    def _patched_clear_cublass_cache() -> None:
+        """Does nothing: see :func:`_gated`."""
+
+    @functools.wraps(switch)
+    def _patched_switch(enabled: bool) -> None:
+        mine = host.in_thread(graph_trees.Trees.KEY)
+        if enabled or not any(one.managers() for one in list(graph_trees.all_trees) if one is not mine):
+            switch(enabled)
+
+    return [
+        AttributePatch(module, "get_obj", _patched_get_obj),
+        AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
+        AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
+        AttributePatch(module, "reset_cudagraph_trees", _patched_reset),
+        AttributePatch(module, "clear_cublass_cache", _patched_clear_cublass_cache),
+        AttributePatch(module, "_set_cached_tensors_enabled", _patched_switch),
+        AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
+        AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
+        AttributePatch(manager, "__init__", _patched_init),
+        AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
+        AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
+        AttributePatch(node, "_record", _gated(node._record, ("capture",))),
+        # torch 2.13+ has a lock for all devices, taken in another order. The gates do its work.
+        *(AttributePatch(module, name, nullcontext()) for name in (host.CAPTURE_LOCK,) if hasattr(module, name)),
+        *_patches_of_synchronize(sys.modules[host.CUDA]),
+        *_patches_of_count(sys.modules[host.MUTATION_GUARD]),
+    ]
+
+
+def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
+    """Returns the method with the gates of its device around it.
+
+    torch clears cuBLAS's workspaces around a warm-up and a capture, so that none is allocated in the graphs' memory:
+    those of all threads, also one with which another is about to multiply. Here this thread's workspace for the stream
+    is allocated beforehand, outside that memory, and stays.
+
+    Both run on a stream of their own, and drop inputs as soon as the kernels that read them are launched. Another
+    thread, whose stream does not wait for that one, could be given such memory while they still read it (wrong
+    gradients in 2 of 3 runs, 2.11, H200). So the allocator is told of the stream.
+    """
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = host.device_of(self, args)
+        with ExitStack() as gates:
+            for kind in kinds:
+                gates.enter_context(graph_trees.gate(kind, device))
+            stream = vars(self).get("stream")
+            if stream is not None:
+                host.allocate_workspace(stream)
+                if kinds == ("use",):
+                    host.tell_allocator(self, args[0], stream)
+            return original(self, *args, **kwargs)
+
+    return method
+
+
+class _Before(ast.NodeTransformer):
+    """Puts a statement in front of the body of a function, behind its docstring."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        first = node.body[1]
+        node.body.insert(1, ast.parse(self.text).body[0])
+        for part in ast.walk(node.body[1]):
+            ast.copy_location(part, first)
+        return node
+
+
+def _patches_of_synchronize(module: ModuleType) -> list[Patch]:
+    function = module.synchronize
+    code = rewriting.recompiled(function, _Before(f"{_WAIT}(device)").visit)
+    return [AttributePatch(module, _WAIT, graph_trees.wait_for_captures, new=True), CodePatch(function, code)]
+
+
+def _patches_of_count(module: ModuleType) -> list[Patch]:
+    # It runs at each top-level compiled call, and adds some 50 ns, in programs that use CUDA graphs only.
+    function = module.install_generation_tagging_init
+    code = rewriting.recompiled(function, _Before(f"{_CALLS}.count.calls += 1").visit)
+    return [AttributePatch(module, _CALLS, graph_trees.calls, new=True), CodePatch(function, code)]

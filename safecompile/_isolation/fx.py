@@ -1,0 +1,192 @@
+"""FX tracing, per thread: the flag, the patches on ``nn.Module``, the wrapped functions, the patcher, the metadata.
+
+torch keeps all of it in variables of the process (:data:`.._torch.fx.FX_GLOBALS`). Here the variables become
+per-thread, and what a trace patches into shared places (the methods of ``nn.Module``, functions such as
+``math.sqrt`` in a module's dictionary) becomes a slot: something that stands in the place while *any* thread
+has it patched, and that acts for the threads that trace alone. Traces may therefore overlap and end in any order.
+No trace waits for another.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .._patching import rewriting
+from .._patching.patches import AttributePatch, CodePatch, Patch
+from .._patching.thread_globals import thread_local_globals
+from .._torch import dynamo
+from .._torch import fx as torch_fx
+from . import slots
+from .slot_kinds import plain_function
+
+
+class _Local(threading.local):
+    """The per-thread values of FX's global variables; a thread begins with what the module begins with."""
+
+    _is_fx_tracing_flag = False
+    CURRENT_PATCHER = None
+    _CURRENT_MAKE_FX_TRACER = None
+    _use_lazy_graph_module_flag = False
+    should_preserve_node_meta = False
+    _should_preserve_node_meta = False
+    current_replay_node = None
+
+    def __init__(self) -> None:
+        self.current_meta: dict[str, Any] = {}
+        self.CURRENT_DECOMPOSITION_TABLE: dict[Any, Any] = {}
+
+
+local = _Local()
+
+
+def _patched_patch(
+    self: Any, frame_dict: dict[str, Any], name: str, new_fn: Callable[..., Any], deduplicate: bool = True
+) -> None:
+    """Replaces ``_Patcher.patch``: an entry of a module's dictionary."""
+    # Functions that FX puts there act on Proxy arguments only: one for all threads is enough.
+    record = slots.SlotPatch(frame_dict, name, new_fn, shared=deduplicate)
+    self.patches_made.append(record)
+    record.patch()
+
+
+def _patched_patch_method(
+    self: Any, cls: type, name: str, new_fn: Callable[..., Any], deduplicate: bool = True
+) -> None:
+    """Replaces ``_Patcher.patch_method``: an attribute of a class, such as ``nn.Module.__call__``."""
+    record = slots.SlotPatch(cls, name, new_fn, shared=deduplicate)
+    self.patches_made.append(record)
+    record.patch()
+
+
+def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns what replaces ``_patch_wrapped_functions``: nothing for ``make_fx``, and so for every AOT compile.
+
+    The wrappers stand in shared dictionaries, where the guards of other threads' compiled code see them.
+    """
+
+    def wrapping(patcher: Any) -> None:
+        tracer = sys._getframe(1).f_locals.get("self")
+        if local._CURRENT_MAKE_FX_TRACER is None or not torch_fx.traces_with_tensors(tracer):
+            original(patcher)
+
+    return wrapping
+
+
+class _SeeThrough(ast.NodeTransformer):
+    """Turns ``id(value)`` into ``__safecompile_id__(value)``, and goes through a copy of the dictionary.
+
+    Dynamo puts what it compiles into the same dictionary, which must not change its size meanwhile.
+    """
+
+    changed = False
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        copy = ast.parse("tuple(it)", mode="eval").body
+        copy.args = [node.iter]  # type: ignore[attr-defined]
+        for part in (copy, copy.func):  # type: ignore[attr-defined]
+            ast.copy_location(part, node.iter)
+        node.iter = copy
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "id":
+            node.func.id, self.changed = "__safecompile_id__", True
+        return node
+
+
+class _AutogradOnThisThread(ast.NodeTransformer):
+    """Puts ``yield`` into ``with __safecompile_autograd__():``, so that a trace keeps autograd on its thread.
+
+    Autograd's workers would see another thread's tracing state. Not done at ``Tracer.trace``, which Dynamo replaces.
+    """
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if not isinstance(node.value, ast.Yield):
+            return node
+        manager = ast.parse("with __safecompile_autograd__():\n    pass").body[0]
+        manager.body = [node]  # type: ignore[attr-defined]
+        for part in ast.walk(manager):
+            ast.copy_location(part, node)
+        return manager
+
+
+def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
+    """Returns the patches for ``torch.fx._symbolic_trace``; changes nothing."""
+    patcher = module._Patcher
+    if torch_fx.FX_FLAG not in vars(module) and any(f not in vars(module) for f in torch_fx.FX_FLAG_FUNCTIONS):
+        msg = f"{module.__name__}.{torch_fx.FX_FLAG}, or a thread-local flag in its place"
+        raise LookupError(msg)
+    if not hasattr(module.Tracer, "trace"):
+        msg = "Tracer.trace"
+        raise LookupError(msg)
+    for method, parameters in torch_fx.FX_PATCHER_METHODS.items():
+        if list(inspect.signature(vars(patcher)[method]).parameters) != parameters:
+            msg = f"_Patcher.{method}({', '.join(parameters)})"
+            raise LookupError(msg)
+    see_through = _SeeThrough()
+    search = rewriting.recompiled(module._autowrap_check, see_through.visit)
+    if not see_through.changed:
+        msg = "a call of id() in _autowrap_check"
+        raise LookupError(msg)
+    names, optional = torch_fx.FX_GLOBALS[module.__name__]
+    in_trace = module._new_patcher.__wrapped__  # what a trace enters around the function that it traces
+    change = rewriting.ThreadLocalNames([*names, *optional], flags=[torch_fx.FX_FLAG])
+    entering = rewriting.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
+    return [
+        AttributePatch(module, "__safecompile_autograd__", dynamo.autograd_on_this_thread, new=True),
+        *(one for one in patches_of_globals(module) if getattr(one, "function", None) is not in_trace),
+        CodePatch(in_trace, entering),
+        AttributePatch(module, "__safecompile_id__", slots.original_id, new=True),
+        CodePatch(module._autowrap_check, search),
+        AttributePatch(module, torch_fx.FX_WRAPPING, _patched_wrapping(vars(module)[torch_fx.FX_WRAPPING])),
+        AttributePatch(patcher, "patch", _patched_patch),
+        AttributePatch(patcher, "patch_method", _patched_patch_method),
+        # What a trace calls when it means the original: that function dispatches while somebody traces.
+        *(AttributePatch(module, name, plain_function(vars(module)[name])) for name in torch_fx.FX_ORIGINALS),
+    ]
+
+
+class _AnyModule(ast.NodeTransformer):
+    """Turns ``istype(value, (types.ModuleType, …))`` into ``isinstance(…)``."""
+
+    changed = False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        names = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+        if isinstance(node.func, ast.Name) and node.func.id == "istype" and "ModuleType" in names:
+            node.func.id, self.changed = "isinstance", True
+        return node
+
+
+def patches_of_symbolic_convert(module: ModuleType) -> list[Patch]:
+    """Returns the patch for an ``import math`` in code that Dynamo traces beside a symbolic trace; changes nothing."""
+    any_module = _AnyModule()
+    code = rewriting.recompiled(module.InstructionTranslatorBase.IMPORT_NAME, any_module.visit)
+    # torch 2.7-2.10: exact type; isinstance since. Drop when min torch > 2.10.
+    return [CodePatch(module.InstructionTranslatorBase.IMPORT_NAME, code)] if any_module.changed else []
+
+
+def patches_of_builder(module: ModuleType) -> list[Patch]:
+    """Returns the patch that has Dynamo take ``math`` for a module also while somebody traces; changes nothing."""
+    builder = module.SourcelessBuilder
+    handlers = vars(builder)["_type_handlers"]
+    if ModuleType not in handlers:
+        msg = f"{module.__name__}.SourcelessBuilder's handler of modules"
+        raise LookupError(msg)
+    more = {**handlers, slots.ModuleByThread: handlers[ModuleType]}
+    return [AttributePatch(builder, "_type_handlers", more)]
+
+
+def patches_of_globals(module: ModuleType) -> list[Patch]:
+    """Returns the patches for another module that keeps FX tracing state; changes nothing."""
+    names, optional = torch_fx.FX_GLOBALS[module.__name__]
+    return thread_local_globals(module, names, local, optional=optional, flags=[torch_fx.FX_FLAG])

@@ -1,0 +1,1 @@
+"""Reversible changes of another library's code. Nothing here knows torch."""

@@ -1,0 +1,67 @@
+"""The private names of compiled autograd and of autograd's engine. As :mod:`.dynamo`, it only names and tells."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from .state import AUTOGRAD_GRAPH
+
+COMPILED_AUTOGRAD_MODULE = "torch._dynamo.compiled_autograd"
+
+#: The switch of compiled autograd as Python sees it; the second line: 2.8+.
+COMPILED_AUTOGRAD = (
+    "compiled_autograd_enabled",
+    "compiled_autograd_enabled_force_eager",
+    "in_compiled_autograd_region",
+)
+COMPILED_AUTOGRAD_OPTIONAL = ("active_disable_ctx", "depth")
+
+
+def compiled_autograd_switch() -> Any:
+    """Returns the module in C with the switch of the process."""
+    owner: Any = sys.modules["torch"]
+    return owner._C._dynamo.compiled_autograd
+
+
+def own_backward_counts(module: Any) -> bool:
+    """Tells whether the switch may not be touched inside a backward of the same thread either (up to torch 2.7).
+
+    It raises then, and after that every backward of the process fails ("COMPILED_AUTOGRAD_POISON").
+    """
+    return not hasattr(module, "depth")
+
+
+def a_backward_runs(*, own_counts: bool) -> bool:
+    """Tells, by the stacks, whether another thread is in a backward pass, or this one is in a second.
+
+    Args:
+        own_counts: False leaves this thread out.
+    """
+    me = threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        found = 0
+        frame = top if ident != me or own_counts else None
+        while frame is not None:
+            # By name: the code is exchanged at the installation.
+            code = frame.f_code
+            found += code.co_name == "_engine_run_backward" and frame.f_globals["__name__"] == AUTOGRAD_GRAPH
+            frame = frame.f_back
+        if found > (ident == me):
+            return True
+    return False
+
+
+def _variable() -> Any:
+    return sys.modules["torch"].autograd.Variable
+
+
+def execution_engine() -> Any:
+    """Returns autograd's engine, by which Python runs every backward."""
+    return _variable()._execution_engine
+
+
+def set_execution_engine(engine: Any) -> None:
+    """Puts another engine, of a class derived from torch's, in its place."""
+    _variable()._execution_engine = engine

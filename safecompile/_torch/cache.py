@@ -1,0 +1,100 @@
+"""The private names of torch's cache entries: compiled versions, their guards, and resets. It only names and tells."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import CodeType
+from typing import Any
+
+from .dynamo import CONVERT_FRAME, EVAL_FRAME, GUARDS
+
+#: What torch logs when a function is compiled again because of a reset.
+_RESET = "torch._dynamo.reset()"
+
+
+def cache_entries(code: CodeType) -> list[Any]:
+    """Returns the compiled versions of ``code`` that torch knows, the most recently used first."""
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return list(_debug_get_cache_entry_list(code))
+
+
+def reset_code(code: CodeType) -> None:
+    """Frees what torch knows of ``code``, compiled versions included."""
+    from torch._C._dynamo import eval_frame
+
+    eval_frame.reset_code(code)
+
+
+def forget_decisions(code: CodeType) -> None:
+    """Has torch ask again what to do with frames of ``code``, if it was to leave them alone for good."""
+    from torch._C._dynamo import eval_frame
+
+    types = sys.modules["torch._dynamo.types"]
+    ask = types.FrameAction.DEFAULT  # not what FrameExecStrategy() has
+    eval_frame.set_code_exec_strategy(code, types.FrameExecStrategy(ask, ask))
+
+
+def add_failing_guard(guard_manager: Any) -> None:
+    """Adds a guard, in C, that holds for no arguments; no other thread is in the middle of the guards meanwhile."""
+    never, root = ().__contains__, guard_manager.root
+    # torch 2.12+ takes the user's stack too. Drop the other form when min torch > 2.11.
+    more = (None,) if "arg2" in (root.add_lambda_guard.__doc__ or "arg2") else ()
+    # A check, which fails soon, waits for the mutex of these guards, without the GIL. From there to the second call
+    # nothing gives the GIL up, since nothing of it is Python code: so no other check has begun.
+    steps = (functools.partial(root.check, {}), functools.partial(root.add_lambda_guard, never, [_RESET], *more))
+    list(map(functools.partial.__call__, steps))
+
+
+def is_live(guard_manager: Any) -> bool:
+    """Tells whether this is not what torch puts in the place of guards that it has taken out."""
+    return not isinstance(guard_manager, sys.modules[GUARDS].DeletedGuardManagerWrapper)
+
+
+def take_out(entry: Any, extra_state: Any) -> Any:
+    """Takes guards and code out of an entry, whose code no thread may be about to use; returns what it has instead."""
+    deleted = sys.modules[GUARDS].DeletedGuardManagerWrapper(_RESET)
+    extra_state.invalidate(entry, deleted)
+    return deleted
+
+
+def note_for_resets(code: CodeType) -> None:
+    """Has the next ``torch._dynamo.reset()`` reset ``code``, which the present one has crossed off."""
+    sys.modules[CONVERT_FRAME].input_codes.add(code)
+
+
+def original_codes(utils: Any) -> Any:
+    """Returns torch's weak dictionary from the compiled code of each entry to the function's own code."""
+    return utils.orig_code_map
+
+
+def backend_of(callback: Any) -> Any:
+    """Returns what torch's look-up compares a cache entry with: the innermost of the wrapped backends."""
+    # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
+    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
+        if hasattr(callback, name):
+            while hasattr(callback, name):
+                callback = getattr(callback, name)
+            return callback
+    return callback
+
+
+def backends_kept_alive() -> list[Any]:
+    """Returns the backends that torch keeps alive, from the first use of each to the next reset."""
+    return list(sys.modules[EVAL_FRAME].cached_backends.values())
+
+
+def served_again(entry: Any) -> Any:
+    """Returns what a callback must return so that torch runs the compiled code of ``entry`` once more."""
+    types = sys.modules["torch._dynamo.types"]
+    return types.wrap_guarded_code(
+        types.GuardedCode(entry.code, entry.guard_manager, entry.compile_id, entry.trace_annotation)
+    )
+
+
+def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
+    """Returns the decision to leave a function alone, with the note that torch makes of it for this thread."""
+    # torch 2.12+ collects the reasons for its fullgraph error per thread; older releases have no such method.
+    handle = getattr(callback, "_handle_skip", None)
+    return result if handle is None else handle(result, frame)

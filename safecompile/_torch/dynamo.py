@@ -1,0 +1,250 @@
+"""torch's private parts: here Dynamo's, in the files beside it the others'. They look up and tell, and patch nothing.
+
+Every fact was run on torch 2.7.1, 2.9.1, 2.11.0, 2.13.0, 2.14.1 and 2.15.0. A fact that ends with a release
+says so in the form ``Drop when min torch > x``. Imports of torch are inside the functions: this module may be
+imported before torch, and it never imports ``torch._dynamo`` by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+EVAL_FRAME = "torch._dynamo.eval_frame"
+TRACE_RULES = "torch._dynamo.trace_rules"
+GUARDS = "torch._dynamo.guards"
+DYNAMO = "torch._dynamo"
+MODULE = "torch.nn.modules.module"
+DYNAMO_UTILS = "torch._dynamo.utils"
+AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
+
+
+def loaded(name: str) -> ModuleType | None:
+    """Returns the module if it is imported and complete, else None."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module
+
+
+def version() -> str:
+    """Returns the version of the torch that is imported, else an empty string."""
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
+
+
+def compile_lock() -> Any:
+    """Returns Dynamo's own reentrant lock; looked up by name at each use, as torch does."""
+    return sys.modules[CONVERT_FRAME].compile_lock
+
+
+def compiles_here() -> bool:
+    """Tells whether this thread holds the compile lock."""
+    return loaded(CONVERT_FRAME) is not None and bool(compile_lock()._is_owned())
+
+
+def region() -> int:
+    """Returns the identity of the ``isolate_recompiles`` region of this call, -1 for none."""
+    # torch 2.13+: entries of one region are invisible to the others. Older: no regions.
+    from torch._C._dynamo import eval_frame
+
+    current = getattr(eval_frame, "get_eval_frame_isolate_recompiles_id", None)
+    return -1 if current is None else int(current())
+
+
+def is_skipped(frame: Any) -> bool:
+    """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
+    check = sys.modules[TRACE_RULES].check
+    # torch 2.13+ looks at the frame as well: it compiles torch.nn's own forwards. Drop when min torch > 2.12.
+    if "frame" in _parameters(check):
+        return bool(check(frame.f_code, frame=frame))
+    return bool(check(frame.f_code))
+
+
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def wanted_region(wrapper: FrameType) -> int:
+    """Returns the region of the compiled function whose wrapper is running in this frame."""
+    return int(getattr(wrapper.f_locals.get("self"), "_isolate_recompiles_id", -1))
+
+
+def set_region(identity: int) -> None:
+    """Sets the region in which this thread's next look-up and publication happen."""
+    # torch 2.13 and 2.14 keep it in a variable of the process, which a call of another thread sets meanwhile.
+    from torch._C._dynamo import eval_frame
+
+    eval_frame.set_eval_frame_isolate_recompiles_id(identity)
+
+
+def really_nothing_compiled(fn: Any) -> bool:
+    """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
+    # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
+    # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
+    if one_thread_is_alive() or hasattr(fn, "_torchdynamo_disable"):
+        return True
+    eval_frame = sys.modules[EVAL_FRAME]
+    own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
+    return any(not any(path in str(reason) for path in own) for reason in eval_frame.get_skip_reasons())
+
+
+def is_internal_error(error: Exception) -> bool:
+    """Tells whether this is what torch raises when its surroundings change in the middle of a compile."""
+    # What user code, the backend and unsupported code raise has other classes by then. A KeyError or IndexError of
+    # torch's own: 2.13+, from its guards.
+    errors = sys.modules.get("torch._dynamo.exc")
+    internal = () if errors is None else (errors.InternalTorchDynamoError,)
+    if isinstance(error, (*internal, AssertionError, KeyError, IndexError)):
+        return True
+    return isinstance(error, RuntimeError) and "during iteration" in str(error)
+
+
+def graphs_compiled() -> int:
+    """Returns how many graphs Dynamo has handed to a backend in this process so far."""
+    return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])
+
+
+def one_thread_is_alive() -> bool:
+    """Tells whether no other Python thread runs, but for helpers that never run code of the user's."""
+    if threading.active_count() == 1:
+        return True
+    me = threading.current_thread()
+    return all(one is me or _is_a_helper(one) for one in threading.enumerate())
+
+
+def _is_a_helper(thread: threading.Thread) -> bool:
+    # Inductor reads what its compile workers send in a thread, and tqdm, which it imports, looks at progress bars.
+    home = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    return home.startswith("torch._inductor.") or type(thread).__module__ == "tqdm._monitor"
+
+
+def global_settings() -> tuple[Any, ...]:
+    """Returns the settings of the process that Dynamo guards on, and that another thread may change meanwhile."""
+    import torch
+
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+    )
+
+
+def in_backward() -> bool:
+    """Tells whether autograd is running a backward on this thread (its worker threads included)."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_module_call(code: CodeType) -> bool:
+    """Tells whether this is the code of a frame that ``nn.Module.__call__`` puts around ``forward``.
+
+    Also if it was exchanged since that call began: the first has another one while somebody traces.
+    """
+    from torch.nn import Module
+
+    calls = (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
+    return any(code.co_name == one.co_name and code.co_filename == one.co_filename for one in calls)
+
+
+def has_hooks(module: Any) -> bool:
+    """Tells whether a call of ``module`` runs code of the user's before ``forward`` does."""
+    import torch.nn.modules.module as m
+
+    # torch 2.7 has no _has_any_global_hook: the four dictionaries are there in every release.
+    return bool(
+        module._backward_hooks
+        or module._backward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or m._global_backward_hooks
+        or m._global_backward_pre_hooks
+        or m._global_forward_hooks
+        or m._global_forward_pre_hooks
+    )
+
+
+def is_frame_around_a_call(frame: FrameType) -> bool:
+    """Tells whether ``frame`` is one that torch puts between its wrapper and the function, and that does nothing else.
+
+    A stance puts one of the wrapper's file before the callback; the patched callback is one; a ``GraphModule``
+    puts two around its ``forward``.
+    """
+    code = frame.f_code
+    if code.co_filename == sys.modules[EVAL_FRAME].__file__:
+        return code.co_name != "compile_wrapper"
+    return code.co_name == "_patched_callback" or (
+        code.co_name in ("call_wrapped", "__call__")
+        and code.co_filename == getattr(loaded("torch.fx.graph_module"), "__file__", None)
+    )
+
+
+def first_parameter_device(module: Any) -> Any:
+    """Returns the device of the first parameter of ``module``, or None."""
+    parameter = next(module.parameters(), None)
+    return None if parameter is None else parameter.device
+
+
+def current_device() -> str:
+    """Returns the name of the current accelerator device of this thread, or ``"cpu"``; starts no accelerator."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cpu"
+
+
+def autograd_multithreading() -> bool:
+    """Tells whether a backward pass of this thread may use autograd's worker threads."""
+    import torch
+
+    return bool(torch._C._is_multithreading_enabled())
+
+
+def set_autograd_multithreading(enabled: bool) -> None:
+    """Lets the backward passes of this thread use autograd's worker threads, or not.
+
+    Dynamo calls ``torch.autograd.grad`` on fake tensors when it traces ``flex_attention`` (2.11, H200): with worker
+    threads on, the trace waits for a worker, which may wait for the compile lock that the trace holds.
+    """
+    import torch
+
+    torch._C._set_multithreading_enabled(enabled)
+
+
+def autograd_on_this_thread() -> Any:
+    """Returns a context manager that keeps backward passes off autograd's worker threads."""
+    import torch
+
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def compile_events() -> Any:
+    """Returns the per-thread record of compile events that are in progress, as a dictionary of lists and sets."""
+    utils = sys.modules[DYNAMO_UTILS]
+    return vars(utils.get_chromium_event_logger().tls)
+
+
+def context_of(wrapper: Any) -> Any:
+    """Returns the context whose call made this wrapper of a compiled function, or None."""
+    code = getattr(wrapper, "__code__", None)
+    cells = {} if code is None else dict(zip(code.co_freevars, wrapper.__closure__ or (), strict=False))
+    context = cells["self"].cell_contents if "self" in cells else None
+    return context if isinstance(context, sys.modules[EVAL_FRAME]._TorchDynamoContext) else None
+
+
+def wrapper_code(context_call: CodeType) -> CodeType:
+    """Returns the code of the function that ``_TorchDynamoContext.__call__`` makes around a compiled one."""
+    # torch 2.7 calls it _fn, later releases compile_wrapper. Drop the first name when min torch > 2.7.
+    for constant in context_call.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name in ("compile_wrapper", "_fn"):
+            return constant
+    msg = "a compile_wrapper in _TorchDynamoContext.__call__"
+    raise LookupError(msg)

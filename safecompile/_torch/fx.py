@@ -1,0 +1,88 @@
+"""The private names of FX tracing, and who is tracing. As :mod:`.dynamo`, it only names and tells."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import CodeType, FrameType, ModuleType
+
+from .dynamo import CONVERT_FRAME, compile_lock, loaded
+
+SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
+TRACEBACK = "torch.fx.traceback"
+PROXY_TENSOR = "torch.fx.experimental.proxy_tensor"
+LAZY_GRAPH_MODULE = "torch.fx._lazy_graph_module"
+GRAPH = "torch.fx.graph"
+GRAPH_MODULE = "torch.fx.graph_module"
+SYMBOLIC_CONVERT = "torch._dynamo.symbolic_convert"
+BUILDER = "torch._dynamo.variables.builder"
+HOP_UTILS = "torch._higher_order_ops.utils"
+HOP_FLEX = "torch._higher_order_ops.flex_attention"
+
+#: Process-wide variables that FX tracing sets and puts back, by the module that owns them: those that are in every
+#: release, and those that are in some. A trace of one thread is seen by all others, and two traces that overlap leave
+#: them wrong for good (pytorch#126024, #189884). torch 2.14+ made the tracing flag thread-local by itself
+#: (pytorch#168999); 2.12+ the decomposition table. _should_preserve_node_meta and current_replay_node: 2.11+.
+FX_GLOBALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    SYMBOLIC_TRACE: (("CURRENT_PATCHER",), ("_is_fx_tracing_flag",)),
+    PROXY_TENSOR: (("_CURRENT_MAKE_FX_TRACER",), ("CURRENT_DECOMPOSITION_TABLE",)),
+    LAZY_GRAPH_MODULE: (("_use_lazy_graph_module_flag",), ()),
+    TRACEBACK: (
+        ("current_meta", "should_preserve_node_meta"),
+        ("_should_preserve_node_meta", "current_replay_node"),
+    ),
+}
+
+#: The tracing flag: a global variable up to torch 2.13, thread-local behind these two functions from 2.14 on.
+FX_FLAG = "_is_fx_tracing_flag"
+FX_FLAG_FUNCTIONS = ("_get_is_fx_tracing", "_set_is_fx_tracing")
+
+#: How a trace puts its patches in.
+FX_PATCHER_METHODS = {
+    "patch": ["self", "frame_dict", "name", "new_fn", "deduplicate"],
+    "patch_method": ["self", "cls", "name", "new_fn", "deduplicate"],
+}
+
+#: The names under which FX keeps the methods of nn.Module as they are outside a trace.
+FX_ORIGINALS = ("_orig_module_call", "_orig_module_getattr")
+
+
+#: What puts FX's wrappers into the modules' dictionaries, for a trace of any kind.
+FX_WRAPPING = "_patch_wrapped_functions"
+
+
+def traces_with_tensors(tracer: object) -> bool:
+    """Tells whether this is a tracer of ``make_fx``: what it runs never sees a Proxy, so FX's wrappers do nothing."""
+    module = loaded(PROXY_TENSOR)
+    return module is not None and isinstance(tracer, module.PythonKeyTracer)
+
+
+def traces_here() -> bool:
+    """Tells whether this thread is inside an FX trace or holds the compile lock."""
+    if loaded(CONVERT_FRAME) and compile_lock()._is_owned():
+        return True
+    module = loaded(SYMBOLIC_TRACE)
+    code = _trace_code(module)
+    frame: FrameType | None = sys._getframe(1) if code is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def another_thread_traces() -> bool:
+    """Tells whether another thread is inside an FX trace, by its stack."""
+    code, me = _trace_code(loaded(SYMBOLIC_TRACE)), threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = None if ident == me else top
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _trace_code(module: ModuleType | None) -> CodeType | None:
+    if module is None:
+        return None
+    trace = getattr(getattr(module, "Tracer", None), "trace", None)
+    return getattr(getattr(trace, "__wrapped__", trace), "__code__", None)
