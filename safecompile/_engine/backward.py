@@ -13,10 +13,11 @@ import functools
 from collections.abc import Callable
 from time import monotonic
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._common import events
 from .._isolation import settings
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
 from . import flights, miss
@@ -129,3 +130,6 @@ class _Turn:
             if lock._is_owned():  # an asynchronous exception may have cut the first release short
                 lock.release()
             events.emit(self.code, self.device, role, waited_s, compiled_s, outcome, backward=True)
+
+
+PARTS: Final = (Part("backward", dynamo.AOT_WRAPPERS, patches_of_runtime_wrappers),)

@@ -19,8 +19,9 @@ from time import monotonic
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
-from .._torch import cache
+from .._torch import cache, dynamo
 from . import frames
 
 #: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
@@ -225,3 +226,9 @@ def patches_of_guards(module: ModuleType) -> list[Patch]:
         return result
 
     return [AttributePatch(module.CheckFunctionManager, "invalidate", _patched_invalidate)]
+
+
+PARTS: Final = (
+    Part("miss", dynamo.CONVERT_FRAME, patches_of_convert_frame),
+    Part("miss", dynamo.GUARDS, patches_of_guards),
+)

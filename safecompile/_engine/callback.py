@@ -7,9 +7,10 @@ import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._isolation import random_state
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, MembersPatch, Patch
 from .._torch import dynamo
 from . import cache_entries, miss, resets
@@ -62,3 +63,9 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
         AttributePatch(module.CatchErrorsWrapper, "__call__", _patched_callback),
         AttributePatch(module, "fx_forward_from_src_skip_result", _patched_forward_from_src),
     ]
+
+
+PARTS: Final = (
+    Part("miss", dynamo.CONVERT_FRAME, patches_of_convert_frame),
+    Part("miss", dynamo.TRACE_RULES, patches_of_trace_rules),
+)

@@ -17,8 +17,9 @@ from time import monotonic
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
-from .._torch import cache, dynamo
+from .._torch import cache, dynamo, state
 from . import cache_entries
 
 #: The code of the function that stands in the place of torch's callback. Set by :mod:`.callback`.
@@ -141,3 +142,11 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
                 noted[guarded.code] = guarded._safecompile_code
 
     return [AttributePatch(noted, "clear", _patched_clear, new=True)]
+
+
+PARTS: Final = (
+    Part("reset", dynamo.DYNAMO, patches_of_reset),
+    Part("reset", dynamo.EVAL_FRAME, patches_of_reset),
+    Part("reset", state.DECORATORS, patches_of_reset),
+    Part("reset", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),
+)

@@ -29,8 +29,10 @@ from __future__ import annotations
 import ast
 import copy
 from types import CodeType, ModuleType
+from typing import Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import ClosurePatch, CodePatch, Patch
 from .._torch import dynamo
 from . import flights, frames
@@ -108,3 +110,6 @@ def _with_constants(code: CodeType, values: dict[str, object]) -> CodeType:
     constants = (_with_constants(c, values) if isinstance(c, CodeType) else c for c in code.co_consts)
     replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
     return code.replace(co_consts=replaced)
+
+
+PARTS: Final = (Part("miss", dynamo.EVAL_FRAME, patches_of_eval_frame),)

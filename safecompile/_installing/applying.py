@@ -14,11 +14,11 @@ from typing import Any
 
 from .._common import environment
 from .._common.errors import HostMismatchError, SafeCompileWarning
+from .._patching.families import Family, Part
 from .._patching.patches import AttributePatch, Patch
 from .._patching.rewriting import RewriteError
 from .._patching.thread_globals import GlobalsPatch
 from .._torch import dynamo
-from .families import Family, Part
 
 families: list[Family] = []
 hooked: set[str] = set()

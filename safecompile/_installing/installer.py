@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from .._common import environment
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
 from .._isolation import compiled_autograd
+from .._patching.families import Family
 from .._patching.patches import late_references
 from .._torch import dynamo
 from .._torch import fx as torch_fx
 from . import applying
-from .families import Family, all_families
+from .families import all_families
 
 _installed = False
 _fork_handler_registered = False

@@ -13,9 +13,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._common import events
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import autograd as host
@@ -220,3 +221,6 @@ def after_fork_in_child() -> None:
             _torchs_own(None, False)
     if _running_in() != me:
         _finish()
+
+
+PARTS: Final = (Part("compiled autograd", host.COMPILED_AUTOGRAD_MODULE, patches_of_compiled_autograd),)

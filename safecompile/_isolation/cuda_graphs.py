@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._torch import cuda_graphs as host
 from .._torch import dynamo
@@ -234,3 +235,10 @@ def _patches_of_count(module: ModuleType) -> list[Patch]:
     function = module.install_generation_tagging_init
     code = rewriting.recompiled(function, _Before(f"{_CALLS}.count.calls += 1").visit)
     return [AttributePatch(module, _CALLS, graph_trees.calls, new=True), CodePatch(function, code)]
+
+
+PARTS: Final = (
+    Part("cuda graphs", host.CUDAGRAPH_TREES, patches_of_cudagraph_trees),
+    Part("cuda graphs", host.OUTPUT_CODE, patches_of_backwards),
+    Part("cuda graphs", host.CUDAGRAPHS_BACKEND, patches_of_backwards),
+)

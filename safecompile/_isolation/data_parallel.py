@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import weakref
 from types import MethodType, ModuleType
-from typing import Any
+from typing import Any, Final
 
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
 
@@ -62,3 +63,9 @@ def _replicate_optimized(self: Any) -> Any:
 
     state["forward"] = forward
     return replica
+
+
+PARTS: Final = (
+    Part("data parallel", dynamo.EVAL_FRAME, patches_of_eval_frame),
+    Part("data parallel", dynamo.MODULE, patches_of_module),
+)

@@ -10,8 +10,10 @@ no reference taken earlier is left out, and no lock is held over a ``mask_mod`` 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import fx as torch_fx
@@ -34,3 +36,9 @@ def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
 def patches_of_hop_flex(module: ModuleType) -> list[Patch]:
     """Returns the patch for the metadata that this module imports by name (torch 2.13+); changes nothing."""
     return thread_local_globals(module, (), fx.local, optional=["current_meta"])
+
+
+PARTS: Final = (
+    Part("fx", torch_fx.HOP_UTILS, patches_of_hop_utils),
+    Part("flex", torch_fx.HOP_FLEX, patches_of_hop_flex),
+)

@@ -15,9 +15,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import dynamo
@@ -190,3 +191,13 @@ def patches_of_globals(module: ModuleType) -> list[Patch]:
     """Returns the patches for another module that keeps FX tracing state; changes nothing."""
     names, optional = torch_fx.FX_GLOBALS[module.__name__]
     return thread_local_globals(module, names, local, optional=optional, flags=[torch_fx.FX_FLAG])
+
+
+PARTS: Final = (
+    Part("fx", torch_fx.SYMBOLIC_TRACE, patches_of_symbolic_trace),
+    Part("fx", torch_fx.TRACEBACK, patches_of_globals),
+    Part("fx", torch_fx.PROXY_TENSOR, patches_of_globals),
+    Part("fx", torch_fx.LAZY_GRAPH_MODULE, patches_of_globals),
+    Part("fx", torch_fx.SYMBOLIC_CONVERT, patches_of_symbolic_convert),
+    Part("fx", torch_fx.BUILDER, patches_of_builder),
+)

@@ -11,10 +11,12 @@ import ast
 import functools
 import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
+from .._torch import fx as torch_fx
 
 # Held while code is written, for milliseconds. One for the process: two threads could not write at once under the GIL
 # anyway. A transform of the user's may compile or import meanwhile and so wait: whoever waits here for longer than
@@ -78,3 +80,10 @@ def after_fork_in_child() -> None:
     """Makes the lock anew: the thread that held it does not exist in the child."""
     global _writing
     _writing = threading.RLock()
+
+
+PARTS: Final = (
+    Part("graph modules", torch_fx.GRAPH, patches_of_graph),
+    Part("graph modules", torch_fx.GRAPH_MODULE, patches_of_graph_module),
+    Part("graph modules", torch_fx.LAZY_GRAPH_MODULE, patches_of_lazy_graph_module),
+)

@@ -13,9 +13,10 @@ import random
 import sys
 import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, ClosurePatch, CodePatch, Patch
 from .._torch import dynamo
 from .._torch import state as host
@@ -119,3 +120,9 @@ def _random_patch() -> Patch:
             setstate(state)
 
     return AttributePatch(random, "setstate", _patched_setstate)
+
+
+PARTS: Final = (
+    Part("global state", dynamo.CONVERT_FRAME, patches_of_convert_frame),
+    Part("global state", host.DYNAMO_UTILS, patches_of_dynamo_utils),
+)

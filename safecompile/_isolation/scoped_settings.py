@@ -14,8 +14,9 @@ import functools
 import threading
 from contextlib import ContextDecorator
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.rewriting import recompiled
 from .._torch import dynamo
@@ -168,3 +169,6 @@ def after_fork_in_child() -> None:
         del _changes[ident]
     if _changes or host.has_entries():
         _stand_down()
+
+
+PARTS: Final = (Part("settings", host.DYNAMO_UTILS, patches_of_dynamo_utils),)

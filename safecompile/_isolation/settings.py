@@ -17,9 +17,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from .._engine import frames
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
 from . import scoped_settings
@@ -168,3 +169,9 @@ def _kind(code: CodeType, own: str) -> str:
     if code.co_filename == own:
         return {"__enter__": "enter", "__exit__": "exit"}.get(code.co_name, "plain")
     return "torch" if code.co_filename.startswith(host.torch_folder()) else "plain"
+
+
+PARTS: Final = (
+    Part("settings", host.CONFIG_MODULE, patches_of_config_module),
+    Part("settings", host.EVAL_FRAME, patches_of_eval_frame),
+)

@@ -12,8 +12,9 @@ import functools
 import sys
 import threading
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
 
@@ -161,3 +162,9 @@ def _is_entered_next(frame: FrameType | None) -> bool:
             return following is not None and following.opname in host.WITH_OPCODES
         frame = frame.f_back
     return False
+
+
+PARTS: Final = (
+    Part("stance", host.EVAL_FRAME, patches_of_eval_frame),
+    Part("stance", host.DECORATORS, patches_of_decorators),
+)

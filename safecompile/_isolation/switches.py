@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import state as host
@@ -187,3 +188,14 @@ def _by_attribute(function: Any, names: Any) -> Patch:
         msg = f"a use of {names[0]} in {function.__qualname__}"
         raise LookupError(msg)
     return CodePatch(function, code)
+
+
+PARTS: Final = (
+    Part("compiling", host.COMPILER, patches_of_compiler),
+    Part("compiling", host.EXPORT_UTILS, patches_of_export_utils),
+    Part("dispatch modes", host.PYTHON_DISPATCH, patches_of_dispatch_modes),
+    Part("dynamo", host.DYNAMO_UTILS, patches_of_dynamo_utils),
+    Part("autograd context", host.AUTOGRAD_GRAPH, patches_of_autograd_graph),
+    Part("callbacks", host.CALLBACK, patches_of_callback),
+    Part("ddp", host.DISTRIBUTED, patches_of_ddp),
+)

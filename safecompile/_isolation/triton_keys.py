@@ -12,6 +12,7 @@ import os
 from types import ModuleType
 from typing import Final
 
+from .._patching.families import Part
 from .._patching.patches import Patch
 from .._torch import cuda_graphs as host
 
@@ -43,3 +44,6 @@ class _PtxasPatch:
             del os.environ[VARIABLE]
             getattr(host.choice_of_ptxas(self.module), "cache_clear", lambda: None)()
         return None
+
+
+PARTS: Final = (Part("triton keys", host.COMPILE_TASKS, patches_of_compile_tasks),)
