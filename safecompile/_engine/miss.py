@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events
+from .._common import events, forks
 from .._isolation import random_state, settings, slots
 from .._torch import cache, dynamo
 from . import attempts, cache_entries, frames, resets
@@ -244,10 +244,12 @@ def find(callback: Any, frame: Any) -> Any:
     return None
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the parent's other threads: nobody in the child would ever end their flights or free their lock."""
-    lock = dynamo.compile_lock()
-    if not lock._is_owned():
-        lock._at_fork_reinit()
+    if dynamo.loaded(dynamo.CONVERT_FRAME):
+        lock = dynamo.compile_lock()
+        if not lock._is_owned():
+            lock._at_fork_reinit()
     flights.clear()
     returned.clear()

@@ -12,7 +12,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from .._common import environment
+from .._common import environment, forks
 from .._common.errors import HostMismatchError, SafeCompileWarning
 from .._patching.families import Family, Part
 from .._patching.patches import AttributePatch, Patch
@@ -28,6 +28,13 @@ mismatch: HostMismatchError | None = None
 # Guards everything above, and whether the library is installed. Held while patches are built and exchanged, which calls
 # nothing of the user's.
 installing = threading.RLock()
+
+
+@forks.in_child
+def after_fork_in_child() -> None:
+    """Makes the lock anew: the thread that held it does not exist in the child."""
+    global installing
+    installing = threading.RLock()
 
 
 def when_imported(family: str, part: Part) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .._common import environment
+from .._common import environment, forks
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
 from .._isolation import compiled_autograd
 from .._patching.families import Family
@@ -22,7 +21,6 @@ from . import applying
 from .families import all_families
 
 _installed = False
-_fork_handler_registered = False
 
 
 def is_installed() -> bool:
@@ -85,7 +83,7 @@ def install(*, timeout_s: float = 10.0) -> None:
             raise
         _installed = True
     applying.catch_up()
-    _register_fork_handler()
+    forks.register()
     _warn_of_late_references()
 
 
@@ -191,29 +189,3 @@ def _forget_slots() -> None:
     from .._isolation import slots
 
     slots.forget()
-
-
-def _register_fork_handler() -> None:
-    global _fork_handler_registered
-    if not _fork_handler_registered and hasattr(os, "register_at_fork"):
-        _fork_handler_registered = True
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _after_fork_in_child() -> None:
-    """The one place where a forked child forgets what the parent's other threads were doing."""
-    applying.installing = threading.RLock()
-    if _installed:
-        from .._engine import miss
-        from .._isolation import graph_module, graph_trees, scoped_settings, slots, stances
-        from .._patching import thread_globals
-
-        thread_globals.after_fork_in_child()
-        compiled_autograd.after_fork_in_child()
-        graph_trees.after_fork_in_child()
-        graph_module.after_fork_in_child()
-        scoped_settings.after_fork_in_child()
-        slots.after_fork_in_child()
-        stances.after_fork_in_child()
-        if dynamo.loaded(dynamo.CONVERT_FRAME):
-            miss.after_fork_in_child()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from .._common import events
+from .._common import events, forks
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._patching.thread_globals import thread_local_globals
@@ -209,6 +209,7 @@ def _end(backward: _Backward) -> None:
         _finish()
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the parent's other threads; one of them may have had the window."""
     global _window, _bookkeeping

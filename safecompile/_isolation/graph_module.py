@@ -13,6 +13,7 @@ import threading
 from types import ModuleType
 from typing import Any, Final
 
+from .._common import forks
 from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
@@ -76,6 +77,7 @@ def patches_of_lazy_graph_module(module: ModuleType) -> list[Patch]:
     return [_one_at_a_time(owner, "real_recompile"), CodePatch(lazy, code)]
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Makes the lock anew: the thread that held it does not exist in the child."""
     global _writing

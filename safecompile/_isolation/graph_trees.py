@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any, Final
 
-from .._common import environment, events
+from .._common import environment, events, forks
 from .._torch import cuda_graphs as host
 from .._torch import dynamo
 
@@ -159,6 +159,7 @@ def was_in_the_way(error: Exception) -> bool:
     return bool(gates) and any(text in str(error) for text in host.BESIDE_A_CAPTURE) and not host.captures_here()
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the gates of the parent's other threads. A forked child can't use CUDA anyway."""
     global _beginning

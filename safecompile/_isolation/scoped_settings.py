@@ -16,6 +16,7 @@ from contextlib import ContextDecorator
 from types import ModuleType
 from typing import Any, Final
 
+from .._common import forks
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.rewriting import recompiled
@@ -159,6 +160,7 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     return [*helpers(module), CodePatch(body, code)]
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the changes of the parent's other threads: they do not exist in the child."""
     global _bookkeeping

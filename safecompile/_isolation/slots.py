@@ -15,6 +15,7 @@ from importlib.machinery import BuiltinImporter, ExtensionFileLoader
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from .._common import forks
 from .._patching import rewriting
 from .slot_kinds import FunctionSlot, Slot
 
@@ -172,6 +173,7 @@ def _remove(slot: Slot) -> None:
     slot.clear()
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Takes away what the parent's other threads have patched: they do not exist in the child."""
     global _bookkeeping

@@ -14,6 +14,7 @@ import threading
 from types import FrameType, ModuleType
 from typing import Any, Final
 
+from .._common import forks
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
@@ -75,6 +76,7 @@ def _exit(module: Any) -> None:
             host.set_stance(module, _process[0])
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the stances of threads that the child does not have."""
     global _exchange

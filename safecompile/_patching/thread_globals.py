@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .._common import forks
 from .patches import AttributePatch, CodePatch, Patch
 from .rewriting import LOCAL, SET_FLAG, ThreadLocalNames, anywhere, recompiled
 
@@ -198,6 +199,7 @@ def thread_local_globals(
 _applied: list[GlobalsPatch] = []
 
 
+@forks.in_child
 def after_fork_in_child() -> None:
     """Makes the lock anew, and forgets the parent's other threads: they do not exist in the child."""
     global _flags
