@@ -1,4 +1,4 @@
-"""What a forked child must forget: the threads of its parent do not exist there, and would hold their locks for ever."""
+"""What a forked child must forget: the threads of its parent do not exist there, and would hold locks for ever."""
 
 from __future__ import annotations
 

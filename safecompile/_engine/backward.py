@@ -25,9 +25,9 @@ from . import flights, miss
 
 def patches_of_runtime_wrappers(module: ModuleType) -> list[Patch]:
     """Returns the patches for the release that is there; changes nothing."""
-    # torch 2.12+ has a class for it. Drop the other form when min torch > 2.11.
-    if hasattr(module, "_AutogradBackwardCompiler"):
-        return _patch_of_class(module._AutogradBackwardCompiler)
+    compiler = dynamo.backward_compiler(module)
+    if compiler is not None:
+        return _patch_of_class(compiler)
     return [_patch_of_post_compile(module.AOTDispatchAutograd)]
 
 

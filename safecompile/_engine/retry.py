@@ -94,7 +94,7 @@ class _WrapperPatch(ClosurePatch):
 
 def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing."""
-    call = module._TorchDynamoContext.__call__
+    call = dynamo.context_class(module).__call__
     change = _AddHandler()
     code = rewriting.recompiled(call, change.visit)
     if change.changed != 1:

@@ -86,7 +86,7 @@ class _OfTheCall(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if ast.unparse(node.func) != "torch._inductor.cudagraph_trees.get_manager":
+        if ast.unparse(node.func) != host.GET_MANAGER:
             return node
         self.changed = True
         name = ast.copy_location(ast.Name(self.NAME, ast.Load()), node.func)
@@ -108,7 +108,7 @@ def patches_of_backwards(module: ModuleType) -> list[Patch]:
 def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
     """Returns the patches that give each thread its trees, and captures the device; changes nothing."""
     original_get_obj, original_impl = module.get_obj, module.cudagraphify_impl
-    manager, node, switch = module.CUDAGraphTreeManager, module.CUDAGraphNode, module._set_cached_tensors_enabled
+    manager, node, switch = module.CUDAGraphTreeManager, module.CUDAGraphNode, vars(module)[host.CACHED_TENSORS]
 
     @functools.wraps(original_get_obj)
     def _patched_get_obj(local: Any, name: str) -> Any:
@@ -168,13 +168,13 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
         AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
         AttributePatch(module, "reset_cudagraph_trees", _patched_reset),
         AttributePatch(module, "clear_cublass_cache", _patched_clear_cublass_cache),
-        AttributePatch(module, "_set_cached_tensors_enabled", _patched_switch),
+        AttributePatch(module, host.CACHED_TENSORS, _patched_switch),
         AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
         AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
         AttributePatch(manager, "__init__", _patched_init),
         AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
         AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
-        AttributePatch(node, "_record", _gated(node._record, ("capture",))),
+        AttributePatch(node, host.RECORD, _gated(vars(node)[host.RECORD], ("capture",))),
         # torch 2.13+ has a lock for all devices, taken in another order. The gates do its work.
         *(AttributePatch(module, name, nullcontext()) for name in (host.CAPTURE_LOCK,) if hasattr(module, name)),
         *_patches_of_synchronize(sys.modules[host.CUDA]),

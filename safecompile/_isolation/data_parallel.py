@@ -11,54 +11,49 @@ from __future__ import annotations
 
 import functools
 import weakref
-from types import MethodType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
-from .._torch import dynamo
+from .._torch import dynamo, modules
 
 
 def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     """Returns the patch for modules that ``torch.compile`` returned; changes nothing."""
     owner = module.OptimizedModule
-    if "_initialize" not in vars(owner) or "_replicate_for_data_parallel" in vars(owner):
-        msg = "an OptimizedModule with _initialize, and without _replicate_for_data_parallel of its own"
-        raise LookupError(msg)
-    return [AttributePatch(owner, "_replicate_for_data_parallel", _replicate_optimized, new=True)]
+    modules.check_optimized(owner)
+    return [AttributePatch(owner, modules.REPLICATE, _replicate_optimized, new=True)]
 
 
 def patches_of_module(module: ModuleType) -> list[Patch]:
     """Returns the patch for ``Module.compile()``; changes nothing."""
     owner = module.Module
-    original = vars(owner)["_replicate_for_data_parallel"]
+    original = vars(owner)[modules.REPLICATE]
 
     @functools.wraps(original)
     def _patched_replicate(self: Any) -> Any:
         replica = original(self)
-        compiled = replica.__dict__.get("_compiled_call_impl")
-        context = None if compiled is None else dynamo.context_of(compiled)
-        if isinstance(compiled, MethodType) and compiled.__self__ is self:  # compile(disable=True)
-            replica.__dict__["_compiled_call_impl"] = MethodType(compiled.__func__, replica)
-        elif context is not None:
-            replica.__dict__["_compiled_call_impl"] = context(replica._call_impl)
+        compiled = replica.__dict__.get(modules.COMPILED_CALL)
+        bound = None if compiled is None else modules.bound_to(replica, self, dynamo.context_of(compiled))
+        if bound is not None:
+            replica.__dict__[modules.COMPILED_CALL] = bound
         return replica
 
-    return [AttributePatch(owner, "_replicate_for_data_parallel", _patched_replicate)]
+    return [AttributePatch(owner, modules.REPLICATE, _patched_replicate)]
 
 
 def _replicate_optimized(self: Any) -> Any:
     replica = object.__new__(type(self))
-    state = dict(self.__dict__)
     # Not by assignment: torch hands assignments on to the module inside, which is still the original's.
-    state.update(_parameters={}, _buffers=dict(state["_buffers"]), _modules=dict(state["_modules"]), _is_replica=True)
+    state = modules.copied_state(self)
     object.__setattr__(replica, "__dict__", state)
     own = weakref.ref(replica)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         module = own()
         assert module is not None, "a replica runs while it is alive"
-        module._initialize()  # by now the module inside is the replica's
+        modules.initialize(module)  # by now the module inside is the replica's
         return module.forward(*args, **kwargs)
 
     state["forward"] = forward

@@ -23,7 +23,7 @@ from . import fx, scoped_settings
 
 def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
-    body = module._set_compilation_env.__wrapped__
+    body = torch_fx.compilation_env(module)
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
     flag = rewriting.ThreadLocalNames([torch_fx.FX_FLAG], flags=[torch_fx.FX_FLAG], attributes=True)
     # torch 2.7-2.11: it also changes settings of the process. Drop when min torch > 2.11.

@@ -10,7 +10,6 @@ No trace waits for another.
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -30,20 +29,11 @@ from .slot_kinds import plain_function
 class _Local(threading.local):
     """The per-thread values of FX's global variables; a thread begins with what the module begins with."""
 
-    _is_fx_tracing_flag = False
-    CURRENT_PATCHER = None
-    _CURRENT_MAKE_FX_TRACER = None
-    _use_lazy_graph_module_flag = False
-    should_preserve_node_meta = False
-    _should_preserve_node_meta = False
-    current_replay_node = None
-
     def __init__(self) -> None:
-        self.current_meta: dict[str, Any] = {}
-        self.CURRENT_DECOMPOSITION_TABLE: dict[Any, Any] = {}
+        vars(self).update(torch_fx.initial_values())
 
 
-local = _Local()
+local: Any = _Local()
 
 
 def _patched_patch(
@@ -73,7 +63,7 @@ def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def wrapping(patcher: Any) -> None:
         tracer = sys._getframe(1).f_locals.get("self")
-        if local._CURRENT_MAKE_FX_TRACER is None or not torch_fx.traces_with_tensors(tracer):
+        if getattr(local, torch_fx.MAKE_FX_TRACER) is None or not torch_fx.traces_with_tensors(tracer):
             original(patcher)
 
     return wrapping
@@ -121,24 +111,13 @@ class _AutogradOnThisThread(ast.NodeTransformer):
 
 def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
     """Returns the patches for ``torch.fx._symbolic_trace``; changes nothing."""
-    patcher = module._Patcher
-    if torch_fx.FX_FLAG not in vars(module) and any(f not in vars(module) for f in torch_fx.FX_FLAG_FUNCTIONS):
-        msg = f"{module.__name__}.{torch_fx.FX_FLAG}, or a thread-local flag in its place"
-        raise LookupError(msg)
-    if not hasattr(module.Tracer, "trace"):
-        msg = "Tracer.trace"
-        raise LookupError(msg)
-    for method, parameters in torch_fx.FX_PATCHER_METHODS.items():
-        if list(inspect.signature(vars(patcher)[method]).parameters) != parameters:
-            msg = f"_Patcher.{method}({', '.join(parameters)})"
-            raise LookupError(msg)
+    patcher, searching, in_trace = torch_fx.parts_of_a_trace(module)
     see_through = _SeeThrough()
-    search = rewriting.recompiled(module._autowrap_check, see_through.visit)
+    search = rewriting.recompiled(searching, see_through.visit)
     if not see_through.changed:
-        msg = "a call of id() in _autowrap_check"
+        msg = f"a call of id() in {searching.__qualname__}"
         raise LookupError(msg)
     names, optional = torch_fx.FX_GLOBALS[module.__name__]
-    in_trace = module._new_patcher.__wrapped__  # what a trace enters around the function that it traces
     change = rewriting.ThreadLocalNames([*names, *optional], flags=[torch_fx.FX_FLAG])
     entering = rewriting.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
     return [
@@ -146,7 +125,7 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         *(one for one in patches_of_globals(module) if getattr(one, "function", None) is not in_trace),
         CodePatch(in_trace, entering),
         AttributePatch(module, "__safecompile_id__", slots.original_id, new=True),
-        CodePatch(module._autowrap_check, search),
+        CodePatch(searching, search),
         AttributePatch(module, torch_fx.FX_WRAPPING, _patched_wrapping(vars(module)[torch_fx.FX_WRAPPING])),
         AttributePatch(patcher, "patch", _patched_patch),
         AttributePatch(patcher, "patch_method", _patched_patch_method),
@@ -179,12 +158,12 @@ def patches_of_symbolic_convert(module: ModuleType) -> list[Patch]:
 def patches_of_builder(module: ModuleType) -> list[Patch]:
     """Returns the patch that has Dynamo take ``math`` for a module also while somebody traces; changes nothing."""
     builder = module.SourcelessBuilder
-    handlers = vars(builder)["_type_handlers"]
+    handlers = vars(builder)[torch_fx.TYPE_HANDLERS]
     if ModuleType not in handlers:
         msg = f"{module.__name__}.SourcelessBuilder's handler of modules"
         raise LookupError(msg)
     more = {**handlers, slots.ModuleByThread: handlers[ModuleType]}
-    return [AttributePatch(builder, "_type_handlers", more)]
+    return [AttributePatch(builder, torch_fx.TYPE_HANDLERS, more)]
 
 
 def patches_of_globals(module: ModuleType) -> list[Patch]:

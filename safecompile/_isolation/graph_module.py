@@ -48,7 +48,7 @@ class _NoAssertion(ast.NodeTransformer):
     changed = False
 
     def _drop(self, node: ast.AST) -> ast.AST | None:
-        if "_needs_recompile" not in ast.unparse(node):
+        if torch_fx.IS_ASKED_ANEW not in ast.unparse(node):
             return node
         self.changed = True
         return None
@@ -68,8 +68,8 @@ def patches_of_graph_module(module: ModuleType) -> list[Patch]:
 
 def patches_of_lazy_graph_module(module: ModuleType) -> list[Patch]:
     """Returns the patches for a GraphModule that writes its code at its first call; changes nothing."""
-    owner, change = module._LazyGraphModule, _NoAssertion()
-    lazy = vars(owner)["_lazy_forward"]
+    owner, change = torch_fx.lazy_graph_module(module), _NoAssertion()
+    lazy = torch_fx.lazy_forward(owner)
     code = rewriting.recompiled(lazy, change.visit)
     if not change.changed:
         msg = f"the assertion in {lazy.__qualname__}"

@@ -26,23 +26,17 @@ from .._torch import state as host
 class _Local(threading.local):
     """The per-thread values; a thread begins with what a process begins with."""
 
-    _is_compiling_flag = False
-    _is_exporting_flag = False
-    _is_in_torch_dispatch_mode = False
-    _is_in_non_infra_torch_dispatch_mode = False
-    _is_in_any_mode_without_ignore_compile_internals = False
-    _error_on_graph_break = False
-    _active_ddp_module: Any = None
+    def __init__(self) -> None:
+        vars(self).update(host.initial_values())
 
-    @property
-    def _METRICS_CONTEXT(self) -> Any:  # noqa: N802 - torch's name
-        context = self.__dict__.get("metrics_context")
-        if context is None:
-            context = self.__dict__["metrics_context"] = host.new_metrics_context()
+    def __getattr__(self, name: str) -> Any:
+        if name != host.METRICS_CONTEXT:  # made when the thread compiles for the first time
+            raise AttributeError(name)
+        context = vars(self)[name] = host.new_metrics_context()
         return context
 
 
-local = _Local()
+local: Any = _Local()
 
 
 def patches_of_compiler(module: ModuleType) -> list[Patch]:
@@ -80,7 +74,7 @@ def patches_of_autograd_graph(module: ModuleType) -> list[Patch]:
     """Returns the patch for the context that a backward pass hands to autograd's workers; changes nothing."""
     # torch 2.12 and 2.13 run each compiled backward in the one context: the second worker that enters it raises
     # "cannot enter context". 2.14 runs each in a copy. Older releases have no such context.
-    function = module._engine_run_backward
+    function = host.run_backward(module)
     if "copy_context" not in function.__code__.co_names:
         return []
     change = _SharedContext()

@@ -18,6 +18,11 @@ MUTATION_GUARD = "torch._dynamo.mutation_guard"
 CUDA = "torch.cuda"
 COMPILE_TASKS = "torch._inductor.runtime.compile_tasks"
 CAPTURE_LOCK = "graph_capture_lock"
+CACHED_TENSORS = "_set_cached_tensors_enabled"
+RECORD = "_record"
+
+#: How a function that binds a tree manager writes the call.
+GET_MANAGER = "torch._inductor.cudagraph_trees.get_manager"
 OUTPUT_CODE = "torch._inductor.output_code"
 CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
 

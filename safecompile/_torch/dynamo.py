@@ -248,3 +248,14 @@ def wrapper_code(context_call: CodeType) -> CodeType:
             return constant
     msg = "a compile_wrapper in _TorchDynamoContext.__call__"
     raise LookupError(msg)
+
+
+def backward_compiler(aot_wrappers: ModuleType) -> Any:
+    """Returns the class that compiles a backward at its first pass, or None where a closure does it."""
+    # torch 2.12+ has the class. Drop the other form when min torch > 2.11.
+    return getattr(aot_wrappers, "_AutogradBackwardCompiler", None)
+
+
+def context_class(eval_frame: ModuleType) -> Any:
+    """Returns the class whose instances ``torch.compile`` makes, and whose call makes the wrapper of a function."""
+    return eval_frame._TorchDynamoContext

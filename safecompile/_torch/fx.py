@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 from .dynamo import CONVERT_FRAME, compile_lock, loaded
 
@@ -36,6 +38,23 @@ FX_GLOBALS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 #: The tracing flag: a global variable up to torch 2.13, thread-local behind these two functions from 2.14 on.
 FX_FLAG = "_is_fx_tracing_flag"
 FX_FLAG_FUNCTIONS = ("_get_is_fx_tracing", "_set_is_fx_tracing")
+
+#: The tracer of a ``make_fx`` that runs.
+MAKE_FX_TRACER = "_CURRENT_MAKE_FX_TRACER"
+
+
+def initial_values() -> dict[str, Any]:
+    """Returns what each of these variables is where nobody traces. Dictionaries are made anew."""
+    off = (
+        "_is_fx_tracing_flag",
+        "_use_lazy_graph_module_flag",
+        "should_preserve_node_meta",
+        "_should_preserve_node_meta",
+    )
+    none = ("CURRENT_PATCHER", MAKE_FX_TRACER, "current_replay_node")
+    tables: dict[str, Any] = {"current_meta": {}, "CURRENT_DECOMPOSITION_TABLE": {}}
+    return {**dict.fromkeys(off, False), **dict.fromkeys(none), **tables}
+
 
 #: How a trace puts its patches in.
 FX_PATCHER_METHODS = {
@@ -86,3 +105,47 @@ def _trace_code(module: ModuleType | None) -> CodeType | None:
         return None
     trace = getattr(getattr(module, "Tracer", None), "trace", None)
     return getattr(getattr(trace, "__wrapped__", trace), "__code__", None)
+
+
+def parts_of_a_trace(module: ModuleType) -> tuple[type, FunctionType, FunctionType]:
+    """Returns the class that puts a trace's patches in, what searches a dictionary for functions to wrap, and what a
+    trace enters around the function that it traces.
+
+    Raises:
+        LookupError: a part is missing, or has other parameters.
+    """
+    if FX_FLAG not in vars(module) and any(name not in vars(module) for name in FX_FLAG_FUNCTIONS):
+        msg = f"{module.__name__}.{FX_FLAG}, or a thread-local flag in its place"
+        raise LookupError(msg)
+    if not hasattr(module.Tracer, "trace"):
+        msg = "Tracer.trace"
+        raise LookupError(msg)
+    patcher = module._Patcher
+    for method, parameters in FX_PATCHER_METHODS.items():
+        if list(inspect.signature(vars(patcher)[method]).parameters) != parameters:
+            msg = f"_Patcher.{method}({', '.join(parameters)})"
+            raise LookupError(msg)
+    return patcher, module._autowrap_check, module._new_patcher.__wrapped__
+
+
+#: By type, how Dynamo takes a value that comes from nowhere in the traced code.
+TYPE_HANDLERS = "_type_handlers"
+
+#: The flag of a lazy GraphModule whose code is to be written anew.
+IS_ASKED_ANEW = "_needs_recompile"
+
+
+def lazy_graph_module(module: ModuleType) -> Any:
+    """Returns the class of GraphModules that write their code at the first call."""
+    return module._LazyGraphModule
+
+
+def lazy_forward(owner: Any) -> Any:
+    """Returns the method that is called before the code is written."""
+    return vars(owner)["_lazy_forward"]
+
+
+def compilation_env(hop_utils: ModuleType) -> FunctionType:
+    """Returns the body of what an eager higher-order operator enters around its own compile."""
+    function: FunctionType = hop_utils._set_compilation_env.__wrapped__
+    return function

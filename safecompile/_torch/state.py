@@ -43,6 +43,18 @@ METRICS_CONTEXT = "_METRICS_CONTEXT"
 ACTIVE_DDP_MODULE = "_active_ddp_module"
 
 
+def initial_values() -> dict[str, Any]:
+    """Returns what each of the flags above is where nobody compiles, exports or is in a mode."""
+    flags = (*COMPILING, *DISPATCH_MODES, *DISPATCH_MODES_OPTIONAL, ERROR_ON_GRAPH_BREAK)
+    return {**dict.fromkeys(flags, False), ACTIVE_DDP_MODULE: None}
+
+
+def run_backward(autograd_graph: ModuleType) -> FunctionType:
+    """Returns the function by which Python runs each backward pass."""
+    function: FunctionType = autograd_graph._engine_run_backward
+    return function
+
+
 def new_metrics_context() -> Any:
     """Returns a metrics context as torch makes its only one."""
     utils: Any = sys.modules[DYNAMO_UTILS]
