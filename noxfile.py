@@ -58,7 +58,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Checks types with mypy and pyright, against the torch that pip chooses."""
+    """Checks types and the order of imports, against the torch that pip chooses."""
     session.install("-e", ".[test,dev]")
-    session.run("mypy")
+    session.run("lint-imports")
+    for platform in ("linux", "win32", "darwin"):
+        session.run("mypy", "--platform", platform)
     session.run("pyright")

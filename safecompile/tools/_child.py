@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,11 @@ def _follow(child: subprocess.Popen[bytes], row: Row, deadline: float, progress:
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     # Inductor's compile workers are children of the child: the whole session goes.
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):
+    if sys.platform == "win32":
         child.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch._dynamo
 
@@ -14,6 +16,15 @@ def nothing_is_left():
     yield
     if not is_installed():
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    """The patches are in; afterwards they are out, and nothing is compiled."""
+    install()
+    yield
+    torch.compiler.reset()
+    uninstall()
 
 
 @pytest.fixture(params=["safe", "plain"])

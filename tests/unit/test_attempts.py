@@ -12,23 +12,19 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install, uninstall
+from safecompile import install
 from safecompile._engine import attempts
 from safecompile._isolation import graph_trees
 
 
-@pytest.fixture(params=["safe", "plain"])
-def side(request: pytest.FixtureRequest) -> Iterator[str]:
-    """With the library, and the red twin in plain torch; another thread is alive."""
-    torch._dynamo.reset()
-    install() if request.param == "safe" else uninstall()
+@pytest.fixture(autouse=True)
+def another_thread_is_alive() -> Iterator[None]:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
-    yield request.param
+    yield
     ended.set()
     thread.join()
-    install()
 
 
 def in_another_thread(change: Callable[[], Any]) -> None:

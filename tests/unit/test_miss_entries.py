@@ -6,14 +6,12 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
 import pytest
 import torch
 
-import safecompile
 from safecompile._engine import cache_entries
 from safecompile._torch import cache
 from tests.helpers.compiles import Counting, plain_torch
@@ -23,12 +21,7 @@ EAGER = 1000.0
 THREADS = 32
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def resume_codes(function: Any) -> list[CodeType]:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-import safecompile
 from tests.helpers.compiles import Counting, alone, plain_torch, together
 from tests.helpers.threads import run_threads
 
 THREADS = 12
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 class Counter:

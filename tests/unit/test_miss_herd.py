@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import safecompile
 from tests.helpers.compiles import Counting, alone, plain_torch, together
 
 SHAPES = range(3, 9)
 EAGER = 1000.0
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def jobs_for(threads: int, shapes: Any, *, dynamic: bool | None, backward: bool, rotate: bool) -> Any:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-import safecompile
 from safecompile._engine import miss
 from tests.helpers.threads import run_threads
 
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def objects_of_the_engine() -> int:

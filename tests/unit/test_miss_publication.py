@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo import convert_frame
 
-import safecompile
 from safecompile._engine import miss
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.threads import run_threads
@@ -38,12 +36,7 @@ class Parked:
         patch.setattr(convert_frame.CatchErrorsWrapper, "__call__", stand_in)
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def compiles_while_the_leader_is_parked(followers: int, *, transparent: bool = True) -> int:

@@ -13,14 +13,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-import safecompile
 from safecompile._engine import backward, cache_entries, flights, miss
 from safecompile._torch import dynamo
 from tests.helpers.nursery import in_forked_process
@@ -33,12 +31,7 @@ class Struck(BaseException):
     """The exception that strikes."""
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def in_a_finalizer(frame: FrameType | None) -> bool:

@@ -13,18 +13,14 @@ from torch._dynamo import config
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils import _config_module
 
-from safecompile import install, uninstall
+from safecompile import install
 from tests.helpers.threads import run_threads
 
 
-@pytest.fixture(params=["safe", "plain"])
-def side(request: pytest.FixtureRequest) -> Iterator[str]:
-    """With the library, and the red twin in plain torch."""
-    torch._dynamo.reset()
+@pytest.fixture(autouse=True)
+def settings_as_before() -> Iterator[None]:
     before = {name: getattr(config, name) for name in NAMES}
-    install() if request.param == "safe" else uninstall()
-    yield request.param
-    install()
+    yield
     for name, value in before.items():
         if getattr(config, name) != value:
             setattr(config, name, value)

@@ -11,18 +11,9 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install, uninstall
+from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
-
-
-@pytest.fixture(params=["safe", "plain"])
-def side(request):
-    """With the library, and the red twin in plain torch."""
-    torch._dynamo.reset()
-    install() if request.param == "safe" else uninstall()
-    yield request.param
-    install()
 
 
 def while_compiling(seen: Callable[[], Any]) -> Any:
