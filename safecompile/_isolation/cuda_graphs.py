@@ -107,8 +107,18 @@ def patches_of_backwards(module: ModuleType) -> list[Patch]:
 
 def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
     """Returns the patches that give each thread its trees, and captures the device; changes nothing."""
+    return [
+        *_trees_by_thread(module),
+        *_steps_by_thread(module, module.CUDAGraphTreeManager),
+        *_gates(module, module.CUDAGraphTreeManager, module.CUDAGraphNode),
+        *_patches_of_synchronize(sys.modules[host.CUDA]),
+        *_patches_of_count(sys.modules[host.MUTATION_GUARD]),
+    ]
+
+
+def _trees_by_thread(module: ModuleType) -> list[Patch]:
     original_get_obj, original_impl = module.get_obj, module.cudagraphify_impl
-    manager, node, switch = module.CUDAGraphTreeManager, module.CUDAGraphNode, vars(module)[host.CACHED_TENSORS]
+    switch = vars(module)[host.CACHED_TENSORS]
 
     @functools.wraps(original_get_obj)
     def _patched_get_obj(local: Any, name: str) -> Any:
@@ -123,11 +133,25 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
             lambda inputs: host.aligning(module, model, inputs, static, kwargs.get("mutated_input_idxs", ())),
         )
 
+    @functools.wraps(switch)
+    def _patched_switch(enabled: bool) -> None:
+        mine = host.in_thread(graph_trees.Trees.KEY)
+        if enabled or not any(one.managers() for one in list(graph_trees.all_trees) if one is not mine):
+            switch(enabled)
+
+    return [
+        AttributePatch(module, "get_obj", _patched_get_obj),
+        AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
+        AttributePatch(module, host.CACHED_TENSORS, _patched_switch),
+    ]
+
+
+def _steps_by_thread(module: ModuleType, manager: Any) -> list[Patch]:
+    original_reset = module.reset_cudagraph_trees
+
     @functools.wraps(module.mark_step_begin)
     def _patched_mark_step_begin() -> None:
         graph_trees.calls.count.steps -= 1
-
-    original_reset = module.reset_cudagraph_trees
 
     @functools.wraps(original_reset)
     def _patched_reset() -> None:
@@ -145,6 +169,15 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
     def user_invoked_mark_step() -> bool:
         return count().steps != 0
 
+    return [
+        AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
+        AttributePatch(module, "reset_cudagraph_trees", _patched_reset),
+        AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
+        AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
+    ]
+
+
+def _gates(module: ModuleType, manager: Any, node: Any) -> list[Patch]:
     gated_init = _gated(manager.__init__, ("use", "capture"))
 
     @functools.wraps(manager.__init__)
@@ -156,29 +189,14 @@ def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
     def _patched_clear_cublass_cache() -> None:
         """Does nothing: see :func:`_gated`."""
 
-    @functools.wraps(switch)
-    def _patched_switch(enabled: bool) -> None:
-        mine = host.in_thread(graph_trees.Trees.KEY)
-        if enabled or not any(one.managers() for one in list(graph_trees.all_trees) if one is not mine):
-            switch(enabled)
-
     return [
-        AttributePatch(module, "get_obj", _patched_get_obj),
-        AttributePatch(module, "cudagraphify_impl", _patched_cudagraphify_impl),
-        AttributePatch(module, "mark_step_begin", _patched_mark_step_begin),
-        AttributePatch(module, "reset_cudagraph_trees", _patched_reset),
         AttributePatch(module, "clear_cublass_cache", _patched_clear_cublass_cache),
-        AttributePatch(module, host.CACHED_TENSORS, _patched_switch),
-        AttributePatch(manager, "get_curr_generation", staticmethod(get_curr_generation)),
-        AttributePatch(manager, "user_invoked_mark_step", staticmethod(user_invoked_mark_step)),
         AttributePatch(manager, "__init__", _patched_init),
         AttributePatch(manager, "run_eager", _gated(manager.run_eager, ("use",))),
         AttributePatch(manager, "record_function", _gated(manager.record_function, ("use",))),
         AttributePatch(node, host.RECORD, _gated(vars(node)[host.RECORD], ("capture",))),
         # torch 2.13+ has a lock for all devices, taken in another order. The gates do its work.
         *(AttributePatch(module, name, nullcontext()) for name in (host.CAPTURE_LOCK,) if hasattr(module, name)),
-        *_patches_of_synchronize(sys.modules[host.CUDA]),
-        *_patches_of_count(sys.modules[host.MUTATION_GUARD]),
     ]
 
 

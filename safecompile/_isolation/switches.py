@@ -90,23 +90,23 @@ class _Calling(threading.local):
     on = False
     compiles = 0
 
+    def call(self, callbacks: Callable[..., None], given: tuple[Any, ...]) -> None:
+        """Runs the callbacks: a compile inside one has none of its own."""
+        self.on = True
+        try:
+            callbacks(*given)
+        finally:
+            self.on = False
+
 
 def patches_of_callback(module: ModuleType) -> list[Patch]:
     """Returns the patch that runs the callbacks of a compile without a lock; changes nothing."""
     # torch 2.7-2.15 holds a lock that is not reentrant while it runs the callbacks of on_compile_start() and
-    # on_compile_end(): one that calls compiled code hangs, with one thread too. Here a compile inside one has no
-    # callbacks of its own.
+    # on_compile_end(): one that calls compiled code hangs, with one thread too.
     owner, calling = module.CompilationCallbackHandler, _Calling()
     if host.pending_callbacks(owner(), 0) != 0:
         msg = "a count of pending callbacks that begins with 0"
         raise LookupError(msg)
-
-    def call(callbacks: Callable[..., None], given: tuple[Any, ...]) -> None:
-        calling.on = True
-        try:
-            callbacks(*given)
-        finally:
-            calling.on = False
 
     @contextmanager
     @functools.wraps(owner.install_callbacks)
@@ -120,29 +120,31 @@ def patches_of_callback(module: ModuleType) -> list[Patch]:
         calling.compiles += 1
         try:
             if first:
-                call(self.run_start_callbacks, given)
+                calling.call(self.run_start_callbacks, given)
             yield
         finally:
             calling.compiles -= 1
             if host.pending_callbacks(self, -1) == 0:
-                call(self.run_end_callbacks, given)
+                calling.call(self.run_end_callbacks, given)
 
-    original_clear = owner.clear
+    return [
+        AttributePatch(owner, "install_callbacks", _patched_install_callbacks),
+        AttributePatch(owner, "clear", _patched_clear(owner.clear, calling)),
+    ]
 
-    @functools.wraps(original_clear)
-    def _patched_clear(self: Any) -> None:
+
+def _patched_clear(original: Callable[[Any], None], calling: _Calling) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def clear(self: Any) -> None:
         try:
-            original_clear(self)
+            original(self)
         except AssertionError:
             # By now all is cleared (2.11+). Another thread may be between its callbacks beside a reset: recording a
             # CUDA graph, it holds no lock.
             if calling.compiles or host.pending_callbacks(self, 0) == 0:
                 raise
 
-    return [
-        AttributePatch(owner, "install_callbacks", _patched_install_callbacks),
-        AttributePatch(owner, "clear", _patched_clear),
-    ]
+    return clear
 
 
 class _SharedContext(ast.NodeTransformer):
