@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 def objects_of_the_engine() -> int:
     gc.collect()
-    return sum(type(one).__module__.startswith("safecompile._engine.") for one in gc.get_objects())
+    return sum(str(type(one).__module__).startswith("safecompile._engine.") for one in gc.get_objects())
 
 
 def a_compiled_model() -> weakref.ref[torch.nn.Module]:
