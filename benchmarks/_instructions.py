@@ -48,11 +48,27 @@ def count(settings: dict[str, Any], *, time_limit_s: float = 900.0) -> dict[str,
     Raises:
         RuntimeError: the child failed.
     """
+    named, totals = counted("benchmarks._instructions", settings, time_limit_s=time_limit_s)
+    result, at = {}, 0
+    for name, samples in named:
+        pairs = [totals[at + 2 * i : at + 2 * i + 2] for i in range(samples)]
+        values = [(second - first) / (N2 - N1) for first, second in pairs]
+        result[name] = {"median": round(median(values)), "least": round(min(values)), "most": round(max(values))}
+        at += 2 * samples
+    return result
+
+
+def counted(module: str, settings: dict[str, Any], *, time_limit_s: float = 900.0) -> tuple[Any, list[int]]:
+    """Runs ``python -m module`` with ``settings`` under callgrind; returns the list it prints last, and all its counts.
+
+    Raises:
+        RuntimeError: the child failed.
+    """
     with fresh_caches() as env, tempfile.TemporaryDirectory(prefix="bench-") as folder:
         counts = Path(folder, "counts")
-        command = [*VALGRIND, f"--callgrind-out-file={counts}", sys.executable, "-m", "benchmarks._instructions"]
+        command = [*VALGRIND, f"--callgrind-out-file={counts}", sys.executable, "-m", module, json.dumps(settings)]
         child = subprocess.run(
-            [*command, json.dumps(settings)],
+            command,
             env={**env, "OMP_NUM_THREADS": "1"},
             cwd=ROOT,
             capture_output=True,
@@ -64,14 +80,13 @@ def count(settings: dict[str, Any], *, time_limit_s: float = 900.0) -> dict[str,
         lines = [line for line in child.stdout.splitlines() if line.startswith("[")]
         if child.returncode != 0 or not lines:
             raise RuntimeError(anonymous(child.stderr[-2000:]))
-        totals = [_total(Path(f"{counts}.{n + 1}")) for n in range(2 * sum(n for _, n in json.loads(lines[-1])))]
-    result, at = {}, 0
-    for name, samples in json.loads(lines[-1]):
-        pairs = [totals[at + 2 * i : at + 2 * i + 2] for i in range(samples)]
-        values = [(second - first) / (N2 - N1) for first, second in pairs]
-        result[name] = {"median": round(median(values)), "least": round(min(values)), "most": round(max(values))}
-        at += 2 * samples
-    return result
+        files = sorted(Path(folder).glob("counts.*"), key=lambda file: int(file.suffix[1:]))
+        return json.loads(lines[-1]), [_total(file) for file in files]
+
+
+def switch_on() -> None:
+    """Has callgrind look from here on: only then can it count."""
+    subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=True, capture_output=True)
 
 
 def _total(file: Path) -> int:
@@ -96,7 +111,7 @@ def _child(settings: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=True, capture_output=True)
+    switch_on()
     if switch:
         names = ["safe"]
     elif settings.get("imported"):
