@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _plots, _report, call_overhead, cold_start, contention, drafters, hot, readers
+from . import _plots, _report, call_overhead, cold_start, contention, costs, drafters, hot, readers
 from ._common import RESULTS, environment, result_path, say
 
 MODULES: dict[str, Any] = {
     "call_overhead": call_overhead,
     "cold_start": cold_start,
     "contention": contention,
+    "costs": costs,
     "drafters": drafters,
     "hot": hot,
     "readers": readers,
@@ -39,6 +40,7 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
             "alone,plain,safe",
         ],
         "contention": ["--seconds", "1", "--variants", "plain,safe"],
+        "costs": ["--rounds", "1", "--counted-rounds", "0"],
         "drafters": ["--configs", "safe:1x2,plain:1x2", "--backend", "eager", "--steps", "3"],
         "hot": ["--blocks", "2", "--steps", "2", "--runs", "1", "--backend", "eager"],
         "readers": ["--rounds", "2", "--calls", "2000"],
@@ -47,6 +49,7 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
         "call_overhead": ["--blocks", "200", "--samples", "25"],
         "cold_start": ["--threads", "8,32", "--shapes", "1,6", "--runs", "3"],
         "contention": ["--seconds", "6"],
+        "costs": ["--rounds", "11", "--counted-rounds", "3"],
         "drafters": ["--configs", "single:1x1,warmup:5x3,safe:5x3,plain:5x3", "--runs", "3"],
         "hot": ["--blocks", "40", "--runs", "2"],
         "readers": ["--rounds", "40"],

@@ -15,7 +15,7 @@ it has imported by up to three per cent.
 pip install -e .[bench]                     # matplotlib, for the pictures; without it there are the tables alone
 python -m benchmarks                        # everything, short: some minutes on two cores
 python -m benchmarks --setting full         # everything, with at least the settings below: an hour or more
-python -m benchmarks --only cold_start      # one of call_overhead, cold_start, contention, drafters, hot, readers
+python -m benchmarks --only cold_start      # or call_overhead, contention, costs, drafters, hot, readers
 python -m benchmarks.overlap --runs 3       # an experiment: the compile lock given up while kernels compile
 ```
 
@@ -77,6 +77,14 @@ Nanoseconds of one call, and with a 95 % interval those added to plain torch's o
 `is_compiling()` at most 100 ns slower, a module's call 0 ns slower while nobody traces or compiles, and at most 400
 ns while somebody traces. Whose code a module's call runs is looked at after all the traces and compiles. Beside a
 compile `is_compiling()` looks into a `threading.local`; on this slow CPU that takes longer than the limit.
+""",
+    ),
+    "costs": (
+        "What else is paid: compiling, stances, imports",
+        """\
+CPU time, in pairs of fresh processes: plain torch and safecompile, in turns. torch times the guards of each compile
+once, and empties the processor's caches for it, which takes longer than all the rest of a small compile. The time of a
+miss has that in it; the count of its instructions leaves it out.
 """,
     ),
     "drafters": (

@@ -206,6 +206,21 @@ def _readers(data: dict[str, Any]) -> str:
     return said + table(["", "is_compiling() ns", "to plain", "nn.Module call ns", "to plain"], rows)
 
 
+def _costs(data: dict[str, Any]) -> str:
+    rows = (
+        [
+            f"{name}, {row['unit']}",
+            *(f"{row[key]:,.6g}" for key in ("plain", "safe")),
+            "{:+,.4g} [{:+,.4g}, {:+,.4g}]".format(row["added"], *row["added_95"]),
+            "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["ratio_95"]),
+            row["pairs"],
+        ]
+        for name, row in data["table"].items()
+    )
+    text = table(["", "plain", "safecompile", "added", "ratio", "pairs"], rows)
+    return text + "".join(f"\nA pair gave no result: {error}.\n" for error in data["errors"])
+
+
 def _added(row: dict[str, Any]) -> str:
     return "{:+.0f} [{:+.0f}, {:+.0f}]".format(row["added_ns"], *row["added_ns_95"])
 
@@ -215,6 +230,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cold_start": _cold_start,
     "contention": _contention,
     "readers": _readers,
+    "costs": _costs,
     "drafters": _drafters,
     "hot": _hot,
     "overlap": _overlap,

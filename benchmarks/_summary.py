@@ -61,6 +61,23 @@ def _readers(data: dict[str, Any]) -> Iterator[Row]:
     yield row("a module's call beside a trace", "safe, beside a trace", "module", 400)
 
 
+#: The limits of what is paid beside the warm call: what is compared, at most how much, and how that is said.
+COSTS = {
+    "torch.compile()": ("added", 20, "at most +20 us"),
+    "with set_stance, large function": ("added", 5, "at most +5 us"),
+    "import torch._dynamo": ("added", 0.1, "at most +0.1 CPU s"),
+    "a miss, counted": ("ratio", 1.03, "at most 1.03, plain torch = 1"),
+}
+
+
+def _costs(data: dict[str, Any]) -> Iterator[Row]:
+    for name, (key, limit, said) in COSTS.items():
+        if row := data["table"].get(name):
+            low, high = row[f"{key}_95"]
+            kept = True if high <= limit else False if low > limit else None
+            yield f"{name}: {key}", said, f"{row[key]:.4g} [{low:.4g}, {high:.4g}] {row['unit']}", kept
+
+
 def _drafters(data: dict[str, Any]) -> Iterator[Row]:
     lone = next((row for row in data["summary"] if row["config"].startswith("single")), None)
     for row in data["summary"]:
@@ -131,6 +148,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "drafters": _drafters,
     "hot": _hot,
     "readers": _readers,
+    "costs": _costs,
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _instructions, _report
+from benchmarks import _instructions, _report, costs
 from benchmarks._common import anonymous, bootstrap, percentile
 from benchmarks.drafters import devices, parsed
 
@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("benchmark", ["call_overhead", "cold_start", "contention", "drafters", "hot", "readers"])
+@pytest.mark.parametrize(
+    "benchmark", ["call_overhead", "cold_start", "contention", "costs", "drafters", "hot", "readers"]
+)
 def test_short_setting(tmp_path, benchmark):
     """Each benchmark's short setting ends well and writes a result that names no folder of the machine."""
     results = tmp_path / "benchmarks" / "results"
@@ -48,6 +50,9 @@ def _check(benchmark, data):
         assert (safe["finished"], safe["graphs"]) == (safe["runs"], [1])
     elif benchmark == "contention":
         assert all(row["failed_calls"] == 0 for row in data["table"] if row["variant"] == "safe")
+    elif benchmark == "costs":
+        assert not data["errors"]
+        assert set(data["table"]) == set(costs.UNITS) - {"a miss, counted"}
     elif benchmark == "hot":
         assert [row["name"] for row in data["summary"]] == ["warmup", "warmup again", "safe"]
         assert data["runs"][0]["compiled_while_hot"]["safe"] == 0
