@@ -46,11 +46,11 @@ def put_stubs() -> None:
             setattr(sys.modules[parent], last, sys.modules[name])
     torch.npu = sys.modules["torch_npu.npu"]
     triton = importlib.import_module("torch.testing._internal.triton_utils")
-    vars(triton).setdefault("HAS_CUDA", False)  # imported with a star; renamed after torch 2.9
+    vars(triton).setdefault("HAS_CUDA", False)  # imported with a star; 2.13 has another name for it
 
 
-class _Gone(Exception):  # noqa: N818 - what it stands for may be an exception, a decorator, or any other class
-    """Stands for a name of torch's own that the tests import and this release lacks."""
+class _Gone(Exception):
+    """Stands for a name that the tests import and this release of torch lacks: an exception, a decorator, any class."""
 
     def __new__(cls, *args: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], types.FunctionType):
@@ -107,13 +107,13 @@ class _Result(unittest.TestResult):
         if error is not None:
             self.addError(test, error)
 
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802, ARG002
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
         self._outcome = ("skipped", reason)
 
-    def addExpectedFailure(self, test: unittest.TestCase, error: Any) -> None:  # noqa: N802, ARG002
+    def addExpectedFailure(self, test: unittest.TestCase, error: Any) -> None:  # noqa: N802
         self._outcome = ("failed as expected", "")
 
-    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802, ARG002
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
         self._outcome = ("passed unexpectedly", "")
 
 
@@ -129,7 +129,7 @@ def main(settings: dict[str, Any]) -> None:
     """Runs ``files``; of them only the tests in ``tests``, if there are any, and none of those in ``done``."""
     faulthandler.enable()
     if settings["safe"]:
-        import safecompile.patch_all
+        import safecompile.patch_all  # noqa: F401
     from torch.testing._internal import common_utils
 
     assert ("safecompile" in sys.modules) is settings["safe"]
@@ -148,8 +148,10 @@ def main(settings: dict[str, Any]) -> None:
         except BaseException as error:
             result.write("import", "failed", repr(error))
             continue
-        found = {f"{file}::{test.id()}": test for test in _tests(unittest.defaultTestLoader.loadTestsFromModule(module))}
-        unittest.TestSuite(t for name, t in found.items() if name not in done and (not only or name in only)).run(result)
+        loaded = _tests(unittest.defaultTestLoader.loadTestsFromModule(module))
+        found = {f"{file}::{test.id()}": test for test in loaded}
+        wanted = (only or set(found)) - done
+        unittest.TestSuite(test for name, test in found.items() if name in wanted).run(result)
     result.write("", "all done")
     os._exit(0)  # what the tests left behind is not judged
 

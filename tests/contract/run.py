@@ -20,11 +20,9 @@ from typing import Any
 from judging import DIED, STARTED, Difference, differences, passed, verdict
 
 HERE = Path(__file__).resolve().parent
-DYNAMO = (
-    "functions repros misc higher_order_ops modules decorators recompiles hooks subgraphs ctx_manager unspec "
-    "autograd_function compile activation_checkpointing"
-).split()
-FILES = ["test_fx.py", *(f"dynamo/test_{name}.py" for name in DYNAMO)]
+DYNAMO = """functions repros misc higher_order_ops modules decorators recompiles hooks subgraphs ctx_manager unspec
+            autograd_function compile activation_checkpointing"""
+FILES = ["test_fx.py", *(f"dynamo/test_{name}.py" for name in DYNAMO.split())]
 
 Outcomes = dict[str, tuple[str, str]]
 
@@ -55,7 +53,7 @@ class Runner:
 
     def _process(self, files: list[str], **settings: Any) -> tuple[list[list[str]], Path]:
         self._count += 1
-        limit_s, safe = settings.pop("limit_s"), settings["safe"]
+        limit_s = settings.pop("limit_s")
         out, log = (self._folder / f"{self._count}.{kind}" for kind in ("jsonl", "log"))
         out.touch()
         told = {"snapshot": self._given.snapshot, "files": files, "out": str(out), **settings}
@@ -64,7 +62,8 @@ class Runner:
             **os.environ,
             "PYTHONPATH": str(HERE.parent.parent),
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"inductor-{safe}"),
+            # Empty each time: where nothing is to be compiled Inductor starts no threads, and a test may be alone.
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"inductor-{self._count}"),
         }
         settings_file = self._folder / f"{self._count}.json"
         settings_file.write_text(json.dumps(told))
