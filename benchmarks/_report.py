@@ -210,14 +210,14 @@ def _costs(data: dict[str, Any]) -> str:
     rows = (
         [
             f"{name}, {row['unit']}",
-            *(f"{row[key]:,.6g}" for key in ("plain", "safe")),
+            *(f"{value:,.6g}" for value in (row["plain"], row["safe"], *row["least"])),
             "{:+,.4g} [{:+,.4g}, {:+,.4g}]".format(row["added"], *row["added_95"]),
             "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["ratio_95"]),
             row["pairs"],
         ]
         for name, row in data["table"].items()
     )
-    text = table(["", "plain", "safecompile", "added", "ratio", "pairs"], rows)
+    text = table(["", "plain", "safecompile", "least, plain", "least, safecompile", "added", "ratio", "pairs"], rows)
     return text + "".join(f"\nA pair gave no result: {error}.\n" for error in data["errors"])
 
 

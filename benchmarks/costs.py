@@ -174,7 +174,7 @@ def count(settings: dict[str, Any]) -> None:
 
 
 def compared(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Any]]:
-    """Returns for each measure both medians, and what the library adds, pair by pair."""
+    """Returns for each measure both medians, the least of each, and what the library adds, pair by pair."""
     table = {}
     for name, both in samples.items():
         unit, many = UNITS[name]
@@ -185,6 +185,7 @@ def compared(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, 
             "unit": unit,
             "plain": rounded(median(plain)),
             "safe": rounded(median(safe)),
+            "least": [rounded(min(plain)), rounded(min(safe))],
             "added": rounded(median(added)),
             "added_95": [rounded(bound) for bound in bootstrap(added)],
             "ratio": rounded(median(ratios)),
