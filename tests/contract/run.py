@@ -117,6 +117,7 @@ def main(given: list[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     arguments.snapshot = str(Path(arguments.snapshot).resolve())
     os.nice(10)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child ends, too
     folder = Path(tempfile.mkdtemp(prefix="contract-"))
     runner = Runner(arguments, folder)
     data: dict[str, Any] = {**versions(arguments.python), "together": arguments.together, "files": {}, "tests": []}
