@@ -1,8 +1,8 @@
 """Reading objects of the user's without calling a line of the user's code.
 
-An argument may be a module whose constructor has not run yet, a proxy that answers for any name, a class whose metaclass
-has an ``__instancecheck__``. ``isinstance``, ``getattr``, ``==`` and ``iter`` would run their code in the middle of a miss,
-where plain torch runs none. Here types, their bases and dictionaries are read as the interpreter keeps them.
+An argument may be a module whose constructor has not run yet, a proxy that answers for any name, an object whose class
+is a property. ``isinstance``, ``getattr``, ``==`` and ``iter`` would run their code in the middle of a miss, where
+plain torch runs none. Here types, their bases and dictionaries are read as the interpreter keeps them.
 """
 
 from __future__ import annotations

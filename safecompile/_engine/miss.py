@@ -163,7 +163,7 @@ class _Call:
             resets.begin_cold(self.code, self.frame_state)
         random_state.began()
         dynamo.set_autograd_multithreading(False)
-        self.reverts = settings.apply_for(self.callback)
+        self.reverts = settings.apply_for(self.callback, frames.dynamic_of_the_call)
         self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
         self._revert_settings()
         self.compiled_s = monotonic() - began

@@ -58,6 +58,7 @@ def all_families() -> list[Family]:
     )
     from .._torch import autograd, state
     from .._torch import cuda_graphs as graphs
+    from .._torch import settings as torch_settings
 
     return [
         Family(
@@ -152,7 +153,7 @@ def all_families() -> list[Family]:
         Family(
             "settings",
             [
-                Part(state.CONFIG_MODULE, settings.patches_of_config_module),
+                Part(torch_settings.CONFIG_MODULE, settings.patches_of_config_module),
                 Part(state.EVAL_FRAME, settings.patches_of_eval_frame),
                 Part(state.DYNAMO_UTILS, scoped_settings.patches_of_dynamo_utils),
             ],

@@ -19,7 +19,7 @@ from typing import Any
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.rewriting import recompiled
 from .._torch import dynamo
-from .._torch import state as host
+from .._torch import settings as host
 
 #: Under this name a rewritten function finds :func:`change`.
 CHANGE = "__safecompile_change_setting__"

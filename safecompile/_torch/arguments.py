@@ -29,7 +29,7 @@ def tensor_device(value: Any) -> str | None:
         if reading.of_class(value, "__torch_dispatch__") is not torch._C._disabled_torch_dispatch_impl:
             return None
     with torch._C.DisableTorchFunction():  # modes too: a mode of the user's sees each read of an attribute
-        return str(torch._C.TensorBase.device.__get__(value))  # type: ignore[attr-defined]
+        return str(torch._C.TensorBase.device.__get__(value))
 
 
 def parameter_device(module: Any) -> str | None:
