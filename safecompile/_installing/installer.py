@@ -204,7 +204,7 @@ def _after_fork_in_child() -> None:
     applying.installing = threading.RLock()
     if _installed:
         from .._engine import miss
-        from .._isolation import graph_module, graph_trees, scoped_settings, slots, stances
+        from .._isolation import graph_module, graph_trees, scoped_settings, slots, stance_views
         from .._patching import thread_globals
 
         thread_globals.after_fork_in_child()
@@ -213,6 +213,6 @@ def _after_fork_in_child() -> None:
         graph_module.after_fork_in_child()
         scoped_settings.after_fork_in_child()
         slots.after_fork_in_child()
-        stances.after_fork_in_child()
+        stance_views.after_fork_in_child()
         if dynamo.loaded(dynamo.CONVERT_FRAME):
             miss.after_fork_in_child()
