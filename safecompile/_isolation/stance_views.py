@@ -18,7 +18,6 @@ A stance that is entered after all, later, is taken back from the process then.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from time import monotonic, sleep
@@ -33,8 +32,9 @@ exchange = threading.RLock()
 #: How long a compiled call waits for another thread that has made a ``set_stance``, and may be about to enter it.
 ENTERED_WITHIN_S: Final = 0.02
 
-#: What stands in the place of torch's stance and answers by thread. Set by :mod:`.stances`.
+#: What stands in the place of torch's stance and answers by thread, and torch's module. Set by :mod:`.stances`.
 by_thread: Any = None
+eval_frame: Any = None
 
 #: The name of the attribute in which a context keeps the views in which it was entered.
 _ENTERED: Final = "_entered"
@@ -43,12 +43,11 @@ _ENTERED: Final = "_entered"
 class View:
     """What one thread sees: ``base`` is the process's stance when it began, ``depth`` how many contexts are open."""
 
-    __slots__ = ("__weakref__", "base", "depth", "is_over", "pending", "stance")
-
-    def __init__(self, stance: Any) -> None:
-        self.base = self.stance = stance
-        self.depth, self.is_over = 0, False
-        self.pending: weakref.ref[Any] | None = None
+    base: Any
+    stance: Any
+    depth = 0
+    is_over = False
+    pending: weakref.ref[Any] | None = None
 
 
 class _Entered(list[View]):
@@ -60,10 +59,9 @@ class _Entered(list[View]):
 
 class _Here(threading.local):
     view: View | None = None
-    constructs = False  # this thread is in the constructor of a context
 
 
-here = _Here()
+_here = _Here()
 
 #: The views that are not over, by id. Of those whose thread and contexts are gone the interpreter takes away the item.
 _views: dict[int, weakref.ref[View]] = {}
@@ -99,14 +97,14 @@ def seen() -> Any:
 
 def current() -> View | None:
     """Returns this thread's view, or None."""
-    view = here.view
+    view = _here.view
     if view is not None and view.is_over:
-        view = here.view = None
+        view = _here.view = None
     return view
 
 
 def _of_process() -> Any:
-    standing = host.stance(sys.modules[host.EVAL_FRAME])
+    standing = host.stance(eval_frame)
     return _process[0] if standing is by_thread else standing
 
 
@@ -114,23 +112,21 @@ def _of_process() -> Any:
 
 
 def _set_process(stance: Any) -> None:
-    module = sys.modules[host.EVAL_FRAME]
-    if host.stance(module) is by_thread:
+    if host.stance(eval_frame) is by_thread:
         _process[0] = stance
     else:
-        host.set_stance(module, stance)
+        host.set_stance(eval_frame, stance)
 
 
 def _begin() -> View:
-    """Returns this thread's view, a new one if it has none."""
-    view = current()
-    if view is None:
-        module = sys.modules[host.EVAL_FRAME]
-        if host.stance(module) is not by_thread:
-            _process[0] = host.stance(module)
-            host.set_stance(module, by_thread)
-        view = here.view = View(_process[0])
-        _views[id(view)] = weakref.ref(view, functools.partial(_views.pop, id(view)))
+    """Returns a new view for this thread, which has none."""
+    standing = host.stance(eval_frame)
+    if standing is not by_thread:
+        _process[0] = standing
+        host.set_stance(eval_frame, by_thread)
+    view = _here.view = View()
+    view.base = view.stance = _process[0]
+    _views[id(view)] = weakref.ref(view, functools.partial(_views.pop, id(view)))
     return view
 
 
@@ -145,9 +141,8 @@ def _end(view: View) -> None:
 
 
 def _stand_down() -> None:
-    module = sys.modules[host.EVAL_FRAME]
-    if host.stance(module) is by_thread:
-        host.set_stance(module, _process[0])
+    if host.stance(eval_frame) is by_thread:
+        host.set_stance(eval_frame, _process[0])
 
 
 def decide(view: View) -> None:
@@ -159,20 +154,29 @@ def decide(view: View) -> None:
         _end(view)
 
 
+def settle() -> None:
+    """Decides that what this thread has set last was a plain call."""
+    with exchange:
+        view = current()
+        if view is not None:
+            decide(view)
+
+
 def construct(stance: Any) -> Any:
     """Sets the stance of a context that is being made; returns what it was."""
-    view = current()
-    if view is not None:
+    view = _here.view
+    if view is not None and not view.is_over:
         decide(view)
-    view = _begin()
+    if view is None or view.is_over:
+        view = _begin()
     prior, view.stance = view.stance, stance
     return prior
 
 
 def constructed(context: Any) -> None:
     """Has the stance wait for what becomes of its context."""
-    view = current()
-    if view is not None:
+    view = _here.view
+    if view is not None and not view.is_over:
         view.pending = weakref.ref(context, functools.partial(_gone, view))
         if not view.depth:
             _undecided.append(view)
@@ -185,23 +189,27 @@ def _gone(view: View, context: weakref.ref[Any]) -> None:
 
 
 def enter(context: Any) -> None:
-    view = current()
-    if view is None or view.pending is None or view.pending() is not context:
+    view = _here.view
+    if view is None or view.is_over or view.pending is None or view.pending() is not context:
         if view is not None:
             decide(view)
-        _cancel(context)
+        cancel(context)
         if (view is None or view.is_over) and _of_process() is context.stance:
             _set_process(context.prev)  # the construction had become a plain call
-        view = _begin()
+        view = _begin() if view is None or view.is_over else view
+    if not view.depth and view in _undecided:
+        _undecided.remove(view)
     view.stance, view.pending = context.stance, None
     view.depth += 1
-    if view in _undecided:
-        _undecided.remove(view)
-    context.__dict__.setdefault(_ENTERED, _Entered()).append(view)
+    entered = context.__dict__.get(_ENTERED)
+    if entered is None:
+        context.__dict__[_ENTERED] = _Entered((view,))
+    else:
+        entered.append(view)
 
 
-def _cancel(context: Any) -> None:
-    """Has another thread, which has made the context and not entered it, see what it saw before."""
+def cancel(context: Any) -> None:
+    """Has the thread that has made the context and not entered it see what it saw before."""
     prior = context.prev
     for view in tuple(_undecided):
         if view.pending is not None and view.pending() is context:
@@ -214,9 +222,11 @@ def leave(context: Any) -> bool:
     entered = context.__dict__.get(_ENTERED)
     if not entered:
         return False
-    mine = current()
-    view = entered[-1] if mine is None or mine not in entered else mine
-    del entered[len(entered) - 1 - entered[::-1].index(view)]
+    view, mine = entered.pop(), _here.view
+    if view is not mine and mine in entered:
+        entered.append(view)
+        del entered[len(entered) - 1 - entered[::-1].index(mine)]
+        view = mine
     view.stance, view.pending = context.prev, None
     view.depth -= 1
     if not view.depth:
@@ -233,5 +243,5 @@ def after_fork_in_child() -> None:
     own = current()
     for ident in [ident for ident in _views if own is None or ident != id(own)]:
         del _views[ident]
-    if not _views and host.EVAL_FRAME in sys.modules:
+    if not _views and eval_frame is not None:
         _stand_down()

@@ -40,17 +40,16 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     """Returns the patch of the function by which a stance is set; changes nothing."""
     global _skip_is_per_thread
     _skip_is_per_thread = host.skipping_guards_is_per_thread(module)
+    views.eval_frame = module
     original = module._set_stance
 
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
         with views.exchange:
             view = views.current()
-            if view is None and not views.here.constructs:
+            if view is None:
                 return original(stance)
             original(host.stance(module))  # changes nothing: for torch's check that no compiled region is running
-            if views.here.constructs or view is None:
-                return views.construct(stance)
             prior, view.stance = view.stance, stance
             views.decide(view)
             return prior
@@ -60,35 +59,46 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
 
 def patches_of_decorators(module: ModuleType) -> list[Patch]:
     """Returns the patches for the class behind torch.compiler.set_stance; changes nothing."""
-    cls, eval_frame = module.set_stance, sys.modules[host.EVAL_FRAME]
-    init, leave, unpatched = cls.__init__, cls.__exit__, module._set_stance
+    cls, original, eval_frame = module.set_stance, module._set_stance, sys.modules[host.EVAL_FRAME]
+    init, call, leave = cls.__init__, cls.__call__, cls.__exit__
+
+    @functools.wraps(original)
+    def _patched_set_stance(stance: Any) -> Any:
+        with views.exchange:
+            original(host.stance(eval_frame))  # for torch's check
+            return views.construct(stance)
 
     @functools.wraps(init)
     def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        views.constructed(self)
+
+    @functools.wraps(call)
+    def _patched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with views.exchange:
-            views.here.constructs = True
-            try:
-                init(self, *args, **kwargs)
-            finally:
-                views.here.constructs = False
-            views.constructed(self)
+            views.cancel(self)
+        decorated = call(self, *args, **kwargs)  # sets what was there before the construction
+        views.settle()
+        return decorated
 
     @functools.wraps(cls.__enter__)
     def _patched_enter(self: Any) -> None:
         with views.exchange:
-            unpatched(host.stance(eval_frame))  # for torch's check
+            original(host.stance(eval_frame))
             views.enter(self)
 
     @functools.wraps(leave)
     def _patched_exit(self: Any, *error: Any) -> None:
         with views.exchange:
-            unpatched(host.stance(eval_frame))
+            original(host.stance(eval_frame))
             if not views.leave(self):  # it was entered before the patches went in
                 leave(self, *error)
+                views.settle()
 
     return [
-        AttributePatch(module, "_set_stance", eval_frame._set_stance),
+        AttributePatch(module, "_set_stance", _patched_set_stance),
         AttributePatch(cls, "__init__", _patched_init),
+        AttributePatch(cls, "__call__", _patched_call),
         AttributePatch(cls, "__enter__", _patched_enter),
         AttributePatch(cls, "__exit__", _patched_exit),
     ]

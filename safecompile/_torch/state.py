@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Iterator
@@ -80,9 +81,8 @@ WITH_OPCODES = frozenset({"BEFORE_WITH", "SETUP_WITH", "COPY"})
 SKIP_GUARDS = "skip_guard_eval_unsafe"
 
 
-def stance(module: Any) -> Any:
-    """Returns the stance of the process, from torch's ``eval_frame``."""
-    return module._stance
+#: Returns the stance of the process, from torch's ``eval_frame``.
+stance = operator.attrgetter("_stance")
 
 
 def set_stance(module: Any, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""torch.compiler.set_stance: one thread sees what it sees in plain torch, in any order; of several, each has its own."""
+"""set_stance: one thread sees what it sees in plain torch, in any order. Of several, each has its own."""
 
 from __future__ import annotations
 
