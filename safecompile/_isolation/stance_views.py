@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ class View:
 
     base: Any
     stance: Any
+    key: int
     depth = 0
     is_over = False
     pending: weakref.ref[Any] | None = None
@@ -57,14 +59,25 @@ class _Entered(list[View]):
         return list, ()
 
 
+#: The views that are not over, by the id of their living thread's object.
+_views: dict[int, View] = {}
+
+
+class _Thread:
+    """This thread, as an object that ends with it."""
+
+    def __del__(self, forget: Any = _views.pop) -> None:
+        forget(id(self), None)
+
+
 class _Here(threading.local):
     view: View | None = None
 
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
 
 _here = _Here()
-
-#: The views that are not over, by id. Of those whose thread and contexts are gone the interpreter takes away the item.
-_views: dict[int, weakref.ref[View]] = {}
 
 #: The views of which nobody knows yet whether they become the process's. Kept here over the end of their thread.
 _undecided: list[View] = []
@@ -118,15 +131,14 @@ def _set_process(stance: Any) -> None:
         host.set_stance(eval_frame, stance)
 
 
-def _begin() -> View:
-    """Returns a new view for this thread, which has none."""
-    standing = host.stance(eval_frame)
+def _begin(standing: Any) -> View:
+    """Returns a new view for this thread, which has none. ``standing`` stood in the place of torch's stance."""
     if standing is not by_thread:
         _process[0] = standing
-        host.set_stance(eval_frame, by_thread)
     view = _here.view = View()
     view.base = view.stance = _process[0]
-    _views[id(view)] = weakref.ref(view, functools.partial(_views.pop, id(view)))
+    view.key = id(_here.thread)
+    _views[view.key] = view
     return view
 
 
@@ -135,7 +147,8 @@ def _end(view: View) -> None:
     view.is_over, view.pending = True, None
     if view.stance is not view.base:
         _set_process(view.stance)
-    _views.pop(id(view), None)
+    if _views.get(view.key) is view:
+        del _views[view.key]
     if not _views:
         _stand_down()
 
@@ -162,13 +175,14 @@ def settle() -> None:
             decide(view)
 
 
-def construct(stance: Any) -> Any:
-    """Sets the stance of a context that is being made; returns what it was."""
+def construct(stance: Any, replace: Callable[[Any], Any]) -> Any:
+    """Sets the stance of a context that is being made by torch's ``replace``; returns what it was."""
     view = _here.view
     if view is not None and not view.is_over:
         decide(view)
+    standing = replace(by_thread)
     if view is None or view.is_over:
-        view = _begin()
+        view = _begin(standing)
     prior, view.stance = view.stance, stance
     return prior
 
@@ -196,7 +210,10 @@ def enter(context: Any) -> None:
         cancel(context)
         if (view is None or view.is_over) and _of_process() is context.stance:
             _set_process(context.prev)  # the construction had become a plain call
-        view = _begin() if view is None or view.is_over else view
+        if view is None or view.is_over:
+            standing = host.stance(eval_frame)
+            host.set_stance(eval_frame, by_thread)
+            view = _begin(standing)
     if not view.depth and view in _undecided:
         _undecided.remove(view)
     view.stance, view.pending = context.stance, None
@@ -240,8 +257,7 @@ def after_fork_in_child() -> None:
     exchange = threading.RLock()
     for view in tuple(_undecided):
         decide(view)
-    own = current()
-    for ident in [ident for ident in _views if own is None or ident != id(own)]:
-        del _views[ident]
+    for key in [key for key in _views if key != id(_here.thread)]:
+        del _views[key]
     if not _views and eval_frame is not None:
         _stand_down()

@@ -65,8 +65,7 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
         with views.exchange:
-            original(host.stance(eval_frame))  # for torch's check
-            return views.construct(stance)
+            return views.construct(stance, original)
 
     @functools.wraps(init)
     def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -46,6 +46,14 @@ def entry_of(config: Any, name: str) -> Any:
     return entry
 
 
+def process_value(config: Any, name: str) -> Any:
+    """Returns a setting's value for the process, as torch up to 2.11 reads it."""
+    entry = entry_of(config, name)
+    unset = config_module()._UNSET_SENTINEL
+    values = (entry.env_value_force, entry.__dict__.get("user_override", unset), entry.env_value_default)
+    return next((value for value in values if value is not unset), entry.default)
+
+
 def check_entries() -> None:
     """Raises LookupError unless a setting's override is a plain attribute of its record, with a class default."""
     if vars(entry_class()).get("user_override") is not config_module()._UNSET_SENTINEL:
