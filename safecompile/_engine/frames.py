@@ -7,7 +7,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from .._torch import dynamo
+from .._common import reading
+from .._torch import arguments, dynamo
 
 #: The name of the local variable by which torch's wrapper says that it has called again already.
 RETRIED = "__safecompile_retried__"
@@ -26,7 +27,7 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
         if _is_wrapper(frame):
             return frame
         if dynamo.is_module_call(code):
-            if dynamo.has_hooks(frame.f_locals["self"]):
+            if arguments.has_hooks(frame.f_locals["self"]):
                 return None
         elif code.co_filename not in _ENGINE and not dynamo.is_frame_around_a_call(frame):
             return None
@@ -59,19 +60,22 @@ def region_strayed() -> int | None:
 def device_of(frame: Any) -> str:
     """Returns the device of the first tensor argument, else of the module's first parameter, else the current one.
 
-    It decides whom a thread waits for, never what it gets: a wrong guess may cost a wait.
+    It decides whom a thread waits for, never what it gets: a wrong guess may cost a wait. So it calls no code of the
+    user's, and leaves a tensor out that answers by Python code.
     """
-    import torch
-
     values = frame.f_locals
-    arguments = [values.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount + 2]]
-    for value in arguments:
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, torch.Tensor):
-                return str(one.device)
-    for value in arguments:
-        if isinstance(value, torch.nn.Module):
-            device = dynamo.first_parameter_device(value)
+    if type(values) is not dict:  # the body of a class, in a mapping of its metaclass
+        return dynamo.current_device()
+    code = frame.f_code
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount + 2]]
+    for value in given:
+        for one in reading.items(value):
+            device = arguments.tensor_device(one)
             if device is not None:
-                return str(device)
+                return device
+    for value in given:
+        if arguments.is_module(value):
+            device = arguments.parameter_device(value)
+            if device is not None:
+                return device
     return dynamo.current_device()

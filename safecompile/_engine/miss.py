@@ -163,7 +163,7 @@ class _Call:
             resets.begin_cold(self.code, self.frame_state)
         random_state.began()
         dynamo.set_autograd_multithreading(False)
-        self.reverts = settings.apply_for(self.callback)
+        self.reverts = settings.apply_for(self.callback, frames.dynamic_of_the_call)
         self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
         self._revert_settings()
         self.compiled_s = monotonic() - began
@@ -229,17 +229,17 @@ def find(callback: Any, frame: Any) -> Any:
 
     It compares what torch's own look-up compares: the backend, the region, the guards.
     """
-    code, wanted = frame.f_code, None
+    code, region, backend = frame.f_code, dynamo.region(), None
     about_to_be = [
         one for ref in list(returned.values()) if (one := ref()) is not None and one._safecompile_code is code
     ]
     for entry in [*cache.cache_entries(code), *about_to_be]:
         made_for = cache_entries.what_for(entry.guard_manager)
-        if made_for is None or cache_entries.is_outdated(entry.guard_manager):
+        if made_for is None or made_for[1] != region or cache_entries.is_outdated(entry.guard_manager):
             continue
-        if wanted is None:
-            wanted = (cache.backend_of(callback), dynamo.region())
-        if made_for == wanted and cache_entries.fits(entry.guard_manager, frame.f_locals):
+        if backend is None:
+            backend = cache.backend_of(callback)
+        if cache.is_same_backend(made_for[0], backend) and cache_entries.fits(entry.guard_manager, frame.f_locals):
             return entry
     return None
 

@@ -2,9 +2,11 @@
 
 ``config.patch``, ``disable_cache_limit`` and ``_set_compilation_env`` (eager ``flex_attention``, ``cond``, …) save a
 setting and put it back: two that overlap in two threads leave a value behind (``recompile_limit`` at ``sys.maxsize``,
-seen on 2.7.1), and other threads' compiles see it. Here such a change is a record of its thread. ``config.patch`` acts
-in its own thread, and in others as long as they do not compile; the other two in their own thread alone. While there
-are no records, settings are read as without this library.
+seen on 2.7.1), and other threads' compiles see it. Here such a change opens a :class:`_View`: while a thread is inside,
+the setting is a variable of the thread, to which patches and plain assignments assign as torch assigns to the
+process's. It ends with the last of its changes, whichever thread ends that one: each change knows its view.
+``config.patch`` acts in its own thread, and in others as long as they do not compile; the other two in their own thread
+alone. While there are no views, settings are read as without this library.
 """
 
 from __future__ import annotations
@@ -12,30 +14,56 @@ from __future__ import annotations
 import ast
 import functools
 import threading
-from contextlib import ContextDecorator
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .._common import forks
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.rewriting import recompiled
 from .._torch import dynamo
-from .._torch import state as host
+from .._torch import settings as host
 
 #: Under this name a rewritten function finds :func:`change`.
 CHANGE = "__safecompile_change_setting__"
 
-# A leaf lock around the records, held for a few list operations. Reentrant, since a signal handler may patch.
+# A leaf lock around the views, held for a few assignments. Reentrant, since a signal handler may patch.
 _bookkeeping = threading.RLock()
 
-#: id of torch's record of a setting -> that record, and the changes: (thread, value, for that thread alone).
-#: Guarded by _bookkeeping; reading is one dictionary operation and goes through a copy.
-_changes: dict[int, tuple[Any, list[tuple[int, Any, bool]]]] = {}
+
+class _View:
+    """One setting as one thread sees it: ``raw`` is the process's value when it began, ``base`` how that was read."""
+
+    def __init__(self, entry: Any, base: Any) -> None:
+        self.entry, self.base, self.raw = entry, base, entry.__dict__.get("user_override", _unset())
+        self.value: Any = None
+        self.depth = 0
+        self.shown = False  # to other threads, as long as they do not compile
+
+    def read(self) -> Any:
+        """Returns the setting's value, as torch reads it."""
+        return self.base if self.value is _unset() else self.value
+
+
+class _Here(threading.local):
+    """The views of this thread, by the id of torch's record of the setting."""
+
+    def __init__(self) -> None:
+        self.views: dict[int, _View] = {}
+
+
+_here = _Here()
+
+#: All views by the id of torch's record, the newest last. The lists are replaced, never changed. Guarded by the lock.
+_views: dict[int, list[_View]] = {}
+
+
+def _unset() -> Any:
+    return host.config_module()._UNSET_SENTINEL
 
 
 class _Override:
-    """Stands for ``user_override`` in the class of torch's records while there are changes."""
+    """Stands for ``user_override`` in the class of torch's records while there are views."""
 
     def __init__(self, default: Any) -> None:
         self.default = default
@@ -43,64 +71,115 @@ class _Override:
     def __get__(self, entry: Any, owner: Any = None) -> Any:
         if entry is None:
             return self.default
-        changes = _changes.get(id(entry), (entry, []))[1]
-        if changes:
-            me, sees_others = threading.get_ident(), not dynamo.compiles_here() or dynamo.in_backward()
-            for thread, value, alone in reversed(tuple(changes)):
-                if thread == me or (sees_others and not alone):
-                    return value
+        own = _own(entry)
+        if own is not None:
+            return own.value
+        for view in reversed(_views.get(id(entry), ())):
+            if view.shown:
+                if dynamo.compiles_here() and not dynamo.in_backward():
+                    break
+                return view.value
         return entry.__dict__.get("user_override", self.default)
 
     def __set__(self, entry: Any, value: Any) -> None:
+        own = _own(entry)
+        if own is not None:
+            own.value = value
+            return
         entry.__dict__["user_override"] = value
+        for view in _views.get(id(entry), ()):
+            view.shown = False  # this one is newer
 
 
-def change(config: Any, name: str, value: Any, *, alone: bool = True) -> None:
-    """Changes a setting for this thread, and unless ``alone`` for threads that do not compile."""
+def _own(entry: Any) -> _View | None:
+    view = _here.views.get(id(entry))
+    if view is None or view.depth:
+        return view
+    del _here.views[id(entry)]  # it is over: another thread may have ended it
+    return None
+
+
+class _Change(NamedTuple):
+    view: _View
+    prior: Any
+
+
+def change(config: Any, name: str, value: Any, *, shown: bool = False) -> _Change:
+    """Changes a setting for this thread, and if ``shown`` for threads that do not compile; returns how to end it."""
     entry = host.entry_of(config, name)
     with _bookkeeping:
-        if not _changes:
-            host.entry_class().user_override = _Override(host.entry_class().user_override)
-        _changes.setdefault(id(entry), (entry, []))[1].append((threading.get_ident(), value, alone))
-    config._is_dirty = True
+        view = _own(entry)
+        if view is None:
+            _stand()
+            view = _here.views[id(entry)] = _View(entry, host.process_value(config, name))
+            _views[id(entry)] = [*_views.get(id(entry), ()), view]
+        made = _Change(view, view.read() if view.depth else view.base)
+        view.depth += 1
+        view.value, view.shown = value, view.shown or shown
+    _mark(config, entry)
+    return made
 
 
-def change_back(config: Any, name: str, *_: Any) -> None:
-    """Ends this thread's last change of a setting."""
-    entry, me = host.entry_of(config, name), threading.get_ident()
+def change_back(config: Any, name: str, _: Any, made: _Change) -> None:
+    """Ends a change, in whichever thread: what its thread had before, it has again."""
+    view = made.view
     with _bookkeeping:
-        changes = _changes.get(id(entry), (entry, []))[1]
-        for index in reversed(range(len(changes))):
-            if changes[index][0] == me:
-                del changes[index]
-                break
-        if not changes:
-            _changes.pop(id(entry), None)
-        _stand_down()
+        view.value = made.prior
+        view.depth -= 1
+        if not view.depth:
+            _end(view)
+    _mark(config, host.entry_of(config, name))
+
+
+def _end(view: _View) -> None:
+    """Ends a view, and leaves behind what torch would: but not over what another thread has assigned meanwhile."""
+    raw = view.entry.__dict__.get("user_override", _unset())
+    if raw is view.raw or view.value is not view.base:
+        view.entry.__dict__["user_override"] = view.value
+    others = [one for one in _views.get(id(view.entry), ()) if one is not view]
+    if others:
+        _views[id(view.entry)] = others
+    else:
+        _views.pop(id(view.entry), None)
+    _stand_down()
+
+
+def _mark(config: Any, entry: Any) -> None:
     config._is_dirty = True
+    entry.hide = False
+
+
+def _stand() -> None:
+    standing = vars(host.entry_class()).get("user_override")
+    if not isinstance(standing, _Override):
+        host.entry_class().user_override = _Override(standing)
 
 
 def _stand_down() -> None:
     standing = vars(host.entry_class()).get("user_override")
-    if not _changes and isinstance(standing, _Override):
+    if not _views and isinstance(standing, _Override):
         host.entry_class().user_override = standing.default
 
 
-class _Patch(ContextDecorator):
-    """What ``config.patch`` returns. As a decorator it may be called from several threads at once."""
+class _Patching:
+    """What ``config.patch`` returns: mixed in before torch's class, so that it decorates classes of tests too."""
 
-    def __init__(self, config: Any, changes: dict[str, Any]) -> None:
-        self.config, self.changes = config, changes
+    config: Any
+    changes: dict[str, Any]
+    entered: list[dict[str, _Change]]
 
     def __enter__(self) -> None:
         for name in self.changes:
             getattr(self.config, name)  # an unknown one raises
-        for name, value in self.changes.items():
-            change(self.config, name, value, alone=False)
+        self.entered.append({name: change(self.config, name, new, shown=True) for name, new in self.changes.items()})
 
     def __exit__(self, *_: object) -> None:
-        for name in self.changes:
-            change_back(self.config, name)
+        entered = tuple(self.entered)
+        mine = [one for one in entered if any(_own(made.view.entry) is made.view for made in one.values())]
+        for ends in (mine or entered)[-1:]:
+            self.entered[:] = [one for one in self.entered if one is not ends]
+            for name, made in ends.items():
+                change_back(self.config, name, None, made)
 
 
 class Scoped(ast.NodeTransformer):
@@ -121,12 +200,13 @@ class Scoped(ast.NodeTransformer):
         if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) in ("config", "torch._dynamo.config")):
             return node
         self.changed = True
-        text = f"{CHANGE}{'_back' * self.ends}({ast.unparse(target.value)}, {target.attr!r}, None)"
-        call = ast.parse(text).body[0]
+        view, arguments = f"{CHANGE}_{target.attr}", f"{ast.unparse(target.value)}, {target.attr!r}, None"
+        text = f"{CHANGE}_back({arguments}, {view})" if self.ends else f"{view} = {CHANGE}({arguments})"
+        call: Any = ast.parse(text).body[0]
         for part in ast.walk(call):
             ast.copy_location(part, node)
-        call.value.args[2] = node.value  # type: ignore[attr-defined]
-        return call
+        call.value.args[2] = node.value
+        return call  # type: ignore[no-any-return]
 
 
 def helpers(module: ModuleType) -> list[Patch]:
@@ -139,11 +219,15 @@ def patches_of_config_module(module: ModuleType) -> list[Patch]:
     """Returns the patch for ``config.patch``; changes nothing."""
     original = module.ConfigModule.patch
     host.check_entries()
+    kind: Any = type("ConfigPatch", (_Patching, module.ContextDecorator), {"__module__": module.__name__})
 
     @functools.wraps(original)
     def _patched_patch(self: Any, arg1: Any = None, arg2: Any = None, **kwargs: Any) -> Any:
         original(self, arg1, arg2, **kwargs)  # checks the form, and does nothing before it is entered
-        return _Patch(self, kwargs if arg1 is None else dict(arg1) if arg2 is None else {arg1: arg2})
+        made = kind()
+        made.config, made.entered = self, []
+        made.changes = kwargs if arg1 is None else arg1 if arg2 is None else {arg1: arg2}
+        return made
 
     return [AttributePatch(module.ConfigModule, "patch", _patched_patch)]
 
@@ -165,12 +249,10 @@ def after_fork_in_child() -> None:
     """Forgets the changes of the parent's other threads: they do not exist in the child."""
     global _bookkeeping
     _bookkeeping = threading.RLock()
-    for _, changes in list(_changes.values()):
-        changes[:] = [one for one in changes if one[0] == threading.get_ident()]
-    for ident in [ident for ident, (_, changes) in _changes.items() if not changes]:
-        del _changes[ident]
-    if _changes or host.has_entries():
+    _views.clear()
+    _views.update({ident: [view] for ident, view in _here.views.items() if view.depth})
+    if _views or host.has_entries():
         _stand_down()
 
 
-PARTS: Final = (Part("settings", host.DYNAMO_UTILS, patches_of_dynamo_utils),)
+PARTS: Final = (Part("settings", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),)

@@ -7,6 +7,7 @@ import sys
 from types import CodeType
 from typing import Any
 
+from .._common import reading
 from .dynamo import CONVERT_FRAME, EVAL_FRAME, GUARDS
 
 #: What torch logs when a function is compiled again because of a reset.
@@ -72,12 +73,25 @@ def original_codes(utils: Any) -> Any:
 def backend_of(callback: Any) -> Any:
     """Returns what torch's look-up compares a cache entry with: the innermost of the wrapped backends."""
     # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
+    # Each keeps the next in its own dictionary: a backend of the user's is not asked for an attribute.
     for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
-        if hasattr(callback, name):
-            while hasattr(callback, name):
-                callback = getattr(callback, name)
+        if name in (attributes := reading.dictionary(callback)):
+            while name in attributes:
+                callback = attributes[name]
+                attributes = reading.dictionary(callback)
             return callback
     return callback
+
+
+def is_same_backend(one: Any, other: Any) -> bool:
+    """Tells whether torch's look-up takes one backend for the other; calls no ``__eq__`` of the user's.
+
+    Two calls of ``torch.compile`` with the same options make two objects that are equal. Two objects of the user's that
+    say that they are equal are two backends here, which may cost a compile.
+    """
+    torch = sys.modules["torch"]
+    names = ("_TorchCompileInductorWrapper", "_TorchCompileAOTInductorWrapper", "_TorchCompileWrapper")
+    return reading.same(one, other, tuple(vars(torch)[name] for name in names if name in vars(torch)))
 
 
 def backends_kept_alive() -> list[Any]:

@@ -101,7 +101,7 @@ def is_internal_error(error: Exception) -> bool:
     internal = () if errors is None else (errors.InternalTorchDynamoError,)
     if isinstance(error, (*internal, AssertionError, KeyError, IndexError)):
         return True
-    return isinstance(error, RuntimeError) and "during iteration" in str(error)
+    return type(error) is RuntimeError and "during iteration" in str(error)  # no class of the user's with a __str__
 
 
 def graphs_compiled() -> int:
@@ -154,23 +154,6 @@ def is_module_call(code: CodeType) -> bool:
     return any(code.co_name == one.co_name and code.co_filename == one.co_filename for one in calls)
 
 
-def has_hooks(module: Any) -> bool:
-    """Tells whether a call of ``module`` runs code of the user's before ``forward`` does."""
-    import torch.nn.modules.module as m
-
-    # torch 2.7 has no _has_any_global_hook: the four dictionaries are there in every release.
-    return bool(
-        module._backward_hooks
-        or module._backward_pre_hooks
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or m._global_backward_hooks
-        or m._global_backward_pre_hooks
-        or m._global_forward_hooks
-        or m._global_forward_pre_hooks
-    )
-
-
 def is_frame_around_a_call(frame: FrameType) -> bool:
     """Tells whether ``frame`` is one that torch puts between its wrapper and the function, and that does nothing else.
 
@@ -184,12 +167,6 @@ def is_frame_around_a_call(frame: FrameType) -> bool:
         code.co_name in ("call_wrapped", "__call__")
         and code.co_filename == getattr(loaded("torch.fx.graph_module"), "__file__", None)
     )
-
-
-def first_parameter_device(module: Any) -> Any:
-    """Returns the device of the first parameter of ``module``, or None."""
-    parameter = next(module.parameters(), None)
-    return None if parameter is None else parameter.device
 
 
 def current_device() -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import os
+import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -96,9 +93,8 @@ WITH_OPCODES = frozenset({"BEFORE_WITH", "SETUP_WITH", "COPY"})
 SKIP_GUARDS = "skip_guard_eval_unsafe"
 
 
-def stance(module: Any) -> Any:
-    """Returns the stance of the process, from torch's ``eval_frame``."""
-    return module._stance
+#: Returns the stance of the process, from torch's ``eval_frame``.
+stance = operator.attrgetter("_stance")
 
 
 def set_stance(module: Any, value: Any) -> None:
@@ -148,90 +144,3 @@ def inner_code(code: CodeType) -> CodeType:
 def restores_random(function: FunctionType) -> bool:
     """Tells whether ``preserve_global_state`` restores ``random`` itself (up to torch 2.12)."""
     return "setstate" in inner_code(function.__code__).co_names
-
-
-CONFIG_MODULE = "torch.utils._config_module"
-
-#: The config modules whose settings a compile reads.
-CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-
-
-def settings_are_per_context(module: Any) -> bool:
-    """Tells whether settings are context variables (torch 2.12+)."""
-    return hasattr(module, "ContextVar")
-
-
-def config_module() -> Any:
-    """Returns the module of torch that settings are made with; a small one, imported if it is not yet."""
-    return importlib.import_module(CONFIG_MODULE)
-
-
-def entry_class() -> Any:
-    """Returns the class of torch's records of settings."""
-    return config_module()._ConfigEntry
-
-
-def has_entries() -> bool:
-    """Tells whether torch's settings are imported."""
-    return hasattr(sys.modules.get(CONFIG_MODULE), "_ConfigEntry")
-
-
-def entry_of(config: Any, name: str) -> Any:
-    """Returns torch's record of a setting, of another one if it is an alias."""
-    entry = settings_of(config)[name]
-    while entry.alias is not None:
-        module, _, name = entry.alias.rpartition(".")
-        entry = settings_of(sys.modules[module])[name]
-    return entry
-
-
-def check_entries() -> None:
-    """Raises LookupError unless a setting's override is a plain attribute of its record, with a class default."""
-    if vars(entry_class()).get("user_override") is not config_module()._UNSET_SENTINEL:
-        msg = f"{CONFIG_MODULE}._ConfigEntry.user_override"
-        raise LookupError(msg)
-
-
-def configs() -> list[Any]:
-    """Returns those config modules that are imported."""
-    return [sys.modules[name] for name in CONFIGS if name in sys.modules]
-
-
-def settings_of(config: Any) -> dict[str, Any]:
-    """Returns torch's records of the settings of a config module, by name."""
-    found: dict[str, Any] = vars(config).get("_config", {})
-    return found
-
-
-def own_values(config: Any) -> dict[str, Any]:
-    """Returns the settings that have a value of this context's own."""
-    unset = sys.modules[CONFIG_MODULE]._UNSET_SENTINEL
-    values = {name: entry.user_override.get() for name, entry in settings_of(config).items()}
-    return {name: value for name, value in values.items() if value is not unset}
-
-
-def has_no_value(config: Any, name: str) -> bool:
-    """Tells whether a setting has no value of this context's own: none, or torch's copy of a mutable default."""
-    entry = settings_of(config).get(name)
-    if entry is None or entry.alias is not None:
-        return False
-    module: Any = sys.modules[CONFIG_MODULE]
-    value = entry.user_override.get()
-    return value is module._UNSET_SENTINEL or (isinstance(value, (list, set, dict)) and value == entry.default)
-
-
-def set_settings(config: Any, **values: Any) -> Callable[[], None]:
-    """Sets settings in this context; returns what puts back what was there."""
-    revert: Callable[[], None] = config._make_closure_patcher(**values)()
-    return revert
-
-
-def remove_value(config: Any, name: str) -> None:
-    """Takes this context's own value of a setting away."""
-    set_settings(config, **{name: sys.modules[CONFIG_MODULE]._UNSET_SENTINEL})
-
-
-@functools.cache
-def torch_folder() -> str:
-    """Returns the folder of torch's own files, with a separator at its end."""
-    return str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep
