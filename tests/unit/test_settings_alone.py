@@ -158,7 +158,7 @@ def test_what_a_task_assigns_reaches_no_compile_outside() -> None:
 
 
 def test_what_an_ended_task_has_assigned_reaches_no_worker() -> None:
-    """In another thread a compile sees what a task assigned while the task is there; after it, what was there before."""
+    """In another thread a compile sees what a task assigned while the task is there; then what was before."""
     if not hasattr(torch.utils._config_module, "ContextVar"):
         pytest.skip("settings belong to the process in this torch")
     install()
