@@ -55,12 +55,12 @@ exec(compile(code, "<program>", "exec"), vars(main))
 
 
 class Nursery:
-    """Starts the process; ``modules`` are imported there, then the lines of ``prepare`` run."""
+    """Starts the process, with ``flags`` of Python's; ``modules`` are imported there, then ``prepare`` runs."""
 
-    def __init__(self, modules: Iterable[str], prepare: str = "") -> None:
+    def __init__(self, modules: Iterable[str], prepare: str = "", flags: Iterable[str] = ()) -> None:
         program = PROGRAM.format(modules=tuple(modules), prepare=prepare)
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", program],
+            [sys.executable, *flags, "-X", "faulthandler", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
