@@ -15,10 +15,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .marks import mark_of
+from .marks import judged, mark_of
 from .runner import Runner, cell, here, release
 from .table import COLUMNS, Program, programs
 
+#: Verdicts that are not as the marks say.
+FAILURES = ("differs", "broken", "marked, but equal")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -27,17 +29,8 @@ def cells(chosen: list[Program], columns: list[str], runner: Runner) -> Iterator
     for column in columns:
         for program in chosen:
             if column in program.columns:
-                yield (program, column, *marked(program, column, *cell(runner, program, column)))
-
-
-def marked(program: Program, column: str, word: str, found: list[str]) -> tuple[str, list[str]]:
-    """Returns a verdict in the light of the marks."""
-    mark = mark_of(program.name, column, release())
-    if mark is None or word in ("absent", "broken"):
-        return word, found
-    if word == "equal":
-        return "marked, but equal", [mark.reason]
-    return ("exempt" if mark.known_issue else "marked"), [mark.known_issue or mark.reason, *found]
+                mark = mark_of(program.name, column, release())
+                yield (program, column, *judged(mark, *cell(runner, program, column)))
 
 
 def main() -> int:
@@ -53,16 +46,17 @@ def main() -> int:
     begun, counts, told = time.monotonic(), Counter[str](), {}
     totals: dict[str, Counter[str]] = {column: Counter() for column in options.columns}
     print(f"{len(chosen)} programs, {here()}", flush=True)
-    for program, column, word, lines in cells(chosen, options.columns, Runner(fresh=options.fresh)):
-        counts[word] += 1
-        totals[column][word] += 1
-        if word not in ("equal", "absent"):
-            told[f"{program.name} | {column}"] = {"is": word, "why": lines}
-        if word in ("differs", "broken", "marked, but equal"):
-            print(f"{word}: {program.name} | {column}\n    " + "\n    ".join(lines[:6]), flush=True)
+    with Runner(fresh=options.fresh) as runner:
+        for program, column, word, lines in cells(chosen, options.columns, runner):
+            counts[word] += 1
+            totals[column][word] += 1
+            if word not in ("equal", "absent"):
+                told[f"{program.name} | {column}"] = {"is": word, "why": lines[:9]}
+            if word in FAILURES:
+                print(f"{word}: {program.name} | {column}\n    " + "\n    ".join(lines[:6]), flush=True)
     print(f"{dict(counts)} in {time.monotonic() - begun:.0f} s")
     _write(options.output or RESULTS / f"{release()}.json", {"on": here(), "cells": totals, "not equal": told})
-    return 1 if any(counts[word] for word in ("differs", "broken", "marked, but equal")) else 0
+    return 1 if any(counts[word] for word in FAILURES) else 0
 
 
 def _write(path: Path, found: Any) -> None:

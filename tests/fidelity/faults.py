@@ -26,7 +26,7 @@ TOLD_BY = {
     "compile": "compiles",
     "warning": "warnings",
     "log": "log",
-    "frame": "says",
+    "frames": "says",
     "result": "says",
     "error": "raised",
     "output": "out",
@@ -46,7 +46,7 @@ def bring_back(fault: str, program: Program) -> Program:
     def broken(*arguments: Any) -> Any:
         if before is not None:
             before()
-        if fault == "frame":  # as a wrapper that stays in the traceback of the user's error
+        if fault == "frames":  # as a wrapper that stays in the traceback of the user's error
             _deepen()
         says = program.function(*arguments)
         return {"says": says} if fault == "result" else says
@@ -55,19 +55,12 @@ def bring_back(fault: str, program: Program) -> Program:
 
 
 def _deepen() -> None:
-    import torch
+    torch, plain = _torch(), _torch().compile
 
-    plain = torch.compile
+    def wrapped(function: Any) -> Any:
+        return lambda *args: function(*args)
 
-    def compile(*a: Any, **k: Any) -> Any:
-        inner = plain(*a, **k)
-
-        def call(*a: Any, **k: Any) -> Any:
-            return inner(*a, **k)
-
-        return call
-
-    torch.compile = compile  # type: ignore[assignment]
+    torch.compile = lambda *args, **kwargs: wrapped(wrapped(wrapped(plain(*args, **kwargs))))
 
 
 def _torch() -> Any:

@@ -30,7 +30,12 @@ class Mark:
 
     def names(self, program: str) -> bool:
         """Whether it speaks of a program."""
-        return any(fnmatchcase(program, pattern.replace("[", "[[]")) for pattern in self.programs)
+        return any(self.matches(pattern, program) for pattern in self.programs)
+
+    @staticmethod
+    def matches(pattern: str, program: str) -> bool:
+        """Whether a pattern speaks of a program."""
+        return fnmatchcase(program, pattern.replace("[", "[[]"))
 
     def covers(self, program: str, column: str, release: str) -> bool:
         """Whether it speaks of a cell."""
@@ -49,3 +54,12 @@ def mark_of(program: str, column: str, release: str) -> Mark | None:
     found = [mark for mark in MARKS if mark.covers(program, column, release)]
     assert len(found) <= 1, f"{program}, {column}, {release}: {[mark.reason for mark in found]}"
     return found[0] if found else None
+
+
+def judged(mark: Mark | None, word: str, found: list[str]) -> tuple[str, list[str]]:
+    """Returns the verdict of a cell in the light of its mark, with the lines that tell why."""
+    if mark is None or word in ("absent", "broken"):
+        return word, found
+    if word == "equal":
+        return "marked, but equal", [mark.reason]
+    return ("exempt" if mark.known_issue else "marked"), [mark.known_issue or mark.reason, *found]

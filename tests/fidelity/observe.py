@@ -105,7 +105,11 @@ def counters() -> dict[str, dict[str, int]]:
     """Returns Dynamo's own counts: graphs, frames, breaks."""
     if (utils := sys.modules.get("torch._dynamo.utils")) is None:
         return {}
-    return {str(group): {str(k): v for k, v in counts.items()} for group, counts in utils.counters.items() if counts}
+    return {
+        str(group): {str(key).strip().partition("\n")[0]: count for key, count in counts.items()}
+        for group, counts in utils.counters.items()
+        if counts
+    }
 
 
 def state() -> dict[str, Any]:
@@ -148,6 +152,8 @@ _PYTHON: dict[str, Callable[[], Any]] = {
     "environment": lambda: sorted(os.environ.items()),
     "folder": os.getcwd,
     "root logger": lambda: logging.getLogger().level,
-    "names of threads": lambda: sorted(re.sub(r"\d+", "N", thread.name) for thread in threading.enumerate()),
+    "names of threads": lambda: sorted(
+        {re.sub(r"\d+", "N", t.name) for t in threading.enumerate()} - {"idle", "polling"}
+    ),
     "local trace functions": lambda: (threading._trace_hook, threading._profile_hook),  # type: ignore[attr-defined]
 }

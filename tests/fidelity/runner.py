@@ -42,8 +42,6 @@ LATER = (
     "torch._dynamo.backends.debugging",
 )
 STAMP = re.compile(r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+|\b\d+(\.\d+)? ?(s|ms|seconds)\b")
-#: What plain torch must say beside a companion as it does alone.
-ALIKE = ("says", "raised", "warnings", "log", "seeds", "compiles", "status", "ended")
 
 
 class Runner:
@@ -58,10 +56,17 @@ class Runner:
         self._nurseries: dict[tuple[str, ...], Nursery] = {}
         self._locks: dict[str, threading.Lock] = {PLAIN: threading.Lock(), SAFE: threading.Lock()}
         self._folder = tempfile.TemporaryDirectory(prefix="fidelity-", ignore_cleanup_errors=True)
-        os.environ.update(ENVIRONMENT)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", self._folder.name)
+        self._environment = ENVIRONMENT | {"TORCHINDUCTOR_CACHE_DIR": self._folder.name}
         self._warm = False
         self._alone: dict[str, Result] = {}
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for nursery in self._nurseries.values():
+            nursery.close()
+        self._folder.cleanup()
 
     def alone(self, program: Program) -> Result:
         """Returns what a program does in plain torch, alone."""
@@ -88,11 +93,13 @@ class Runner:
     def _start(self, program: Program, side: str, column: str, call: str) -> subprocess.CompletedProcess[str]:
         if column == INDUCTOR and not self._warm:
             self._warm = True
-            in_fresh_process("from tests.fidelity.companions import compile_once; compile_once()", timeout_s=300)
+            in_fresh_process(
+                "from tests.fidelity.companions import compile_once; compile_once()", timeout_s=300, **self._environment
+            )
         first = "import safecompile.patch_all\n" if side == SAFE else ""
         if program.fresh or self._fresh:
             code = f"{first}from tests.fidelity.child import main\n{call}\n"
-            return in_fresh_process(code, timeout_s=program.timeout_s, flags=FLAGS.get(column, ()))
+            return in_fresh_process(code, timeout_s=program.timeout_s, flags=FLAGS.get(column, ()), **self._environment)
         return self._nursery(side, column).run(
             f"from tests.fidelity.child import main\n{call}", timeout_s=program.timeout_s
         )
@@ -103,18 +110,17 @@ class Runner:
         key = (side, *flags)
         if key not in self._nurseries:
             own = ("safecompile.patch_all",) if side == SAFE else ()
-            self._nurseries[key] = Nursery((*own, *modules), "import gc; gc.freeze()", flags)
+            self._nurseries[key] = Nursery((*own, *modules), "import gc; gc.freeze()", flags, self._environment)
         return self._nurseries[key]
 
 
-def differences(plain: Result, safe: Result, only: tuple[str, ...] = ()) -> list[str]:
-    """Returns what differs, one line each; ``only`` names the parts that are looked at."""
+def differences(plain: Result, safe: Result) -> list[str]:
+    """Returns what differs, one line each."""
     told: list[str] = []
     if not plain.get("ended") and "hung" not in plain:
         told.append("plain: the program has not come to its end")
     for part in sorted(plain.keys() | safe.keys()):
-        if not only or part in only:
-            _compare(part, plain.get(part), safe.get(part), told)
+        _compare(part, plain.get(part), safe.get(part), told)
     return told
 
 
@@ -145,9 +151,9 @@ def cell(runner: Runner, program: Program, column: str) -> tuple[str, list[str]]
         waiting = both.submit(runner.alone, program), both.submit(runner.run, program, SAFE, column)
         alone, safe = (side.result() for side in waiting)
     plain = alone
-    if column != ALONE and (column not in COMPANIONS or differences(alone, safe, ALIKE) or _but_threads(alone, safe)):
+    if column != ALONE and (column not in COMPANIONS or differences(alone, safe)):
         plain = runner.run(program, PLAIN, column)
-        if column in COMPANIONS and not program.matters and (found := differences(alone, plain, ALIKE)):
+        if column in COMPANIONS and not program.matters and (found := differences(alone, plain)):
             return "broken", [f"plain torch is another beside a thread: {line}" for line in found]
     if why := absent(plain):
         return "absent", [why]
@@ -155,12 +161,6 @@ def cell(runner: Runner, program: Program, column: str) -> tuple[str, list[str]]
         return "broken", [why]
     found = differences(plain, safe)
     return ("differs" if found else "equal"), found
-
-
-def _but_threads(alone: Result, safe: Result) -> list[str]:
-    """Returns how the state differs, but for the companion itself."""
-    without = [{**side.get("state", {}), "names of threads": ""} for side in (alone, safe)]
-    return differences({"ended": True, "state": without[0]}, {"ended": True, "state": without[1]})
 
 
 def broken(plain: Result) -> str:
