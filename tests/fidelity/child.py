@@ -94,6 +94,7 @@ class Record:
 def without_chance(text: str) -> str:
     """Returns a text without addresses, numbers of processes and threads, and names of temporary files."""
     text = text.replace(observe.ROOT, "…")
+    text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "…", text)
     text = re.sub(r"0x[0-9a-f]{4,}", "0x…", text)
     text = re.sub(r"\b\d{12,}\b", "…", text)
     return TEMPORARY.sub("/tmp/…", text)

@@ -17,8 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..helpers.nursery import Nursery
-from ..helpers.threads import Hung, in_fresh_process
+from tests.helpers.nursery import Nursery
+from tests.helpers.threads import Hung, in_fresh_process
+
 from .child import without_chance
 from .table import ALONE, COMPANIONS, INDUCTOR, OPTIMIZED, STRICT_WARNINGS, TERMINAL, Program
 
@@ -41,7 +42,9 @@ LATER = (
     "torch.export",
     "torch._dynamo.backends.debugging",
 )
-STAMP = re.compile(r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+|\b\d+(\.\d+)? ?(s|ms|seconds)\b")
+STAMP = re.compile(
+    r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \d+:\d+)?|\b\d+(\.\d+)? ?(s|ms|seconds)\b"
+)
 
 
 class Runner:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..helpers.threads import ROOT
+from tests.helpers.threads import ROOT
+
 from .marks import MARKS, mark_of
 from .runner import Runner, cell, release
 from .table import ALONE, COLUMNS, FOREIGN, IDLE, RELEASES, Program, programs

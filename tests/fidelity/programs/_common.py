@@ -77,6 +77,26 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return error(raised)
 
 
+class Probe:
+    """A function that tells whether it was compiled: each call has a new shape."""
+
+    def __init__(self):
+        self.backend = Counting()
+        self.compiled = torch.compile(lambda x: x + 1, backend=self.backend, dynamic=False)
+        self.n = 0
+
+    def __call__(self):
+        before, self.n = self.backend.calls, self.n + 1
+        result = attempt(self.compiled, ones(self.n))
+        return (
+            "compiled"
+            if self.backend.calls > before
+            else result.get("type", "?")
+            if isinstance(result, dict)
+            else "eager"
+        )
+
+
 def in_thread(function: Callable[[], Any]) -> Any:
     """Calls in another thread and waits for it: one of the two works at a time."""
     result: list[Any] = []

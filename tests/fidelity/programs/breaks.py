@@ -6,7 +6,8 @@ import contextlib
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, ones, told
 
 said: list[str] = []
@@ -146,7 +147,7 @@ BREAKS = {
 }  # fmt: skip
 
 
-@program(BREAKS, quick=("in_own_with", "recursive"))
+@program(BREAKS, quick=("in_own_with",))
 def once(function):
     """Two calls of one shape and one of another."""
     backend = Counting()

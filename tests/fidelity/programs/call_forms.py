@@ -9,7 +9,8 @@ import inspect
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, ones, plus, told
 
 
@@ -73,7 +74,7 @@ FORMS = {
 }
 
 
-@program(FORMS, quick=("function", "module", "wrapped"))
+@program(FORMS, quick=("function", "module"))
 def called(make):
     """Three shapes, two of them twice."""
     backend = Counting()
@@ -207,7 +208,7 @@ def shapes_become_dynamic(extra):
     return [told(f(ones(2 + i), i * extra)) for i in range(4)], backend.calls
 
 
-@program(quick=True)
+@program()
 def recompile_limit():
     """After eight versions a function runs uncompiled, with one warning."""
     backend = Counting()

@@ -6,7 +6,8 @@ import contextlib
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, in_thread, ones, plus, told
 
 MODES = {

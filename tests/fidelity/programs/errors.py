@@ -7,7 +7,8 @@ import traceback
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, error, ones, plus, user
 
 user(__file__)
@@ -68,7 +69,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-@program(FUNCTIONS, quick=("raises",))
+@program(FUNCTIONS, quick=("of_a_shape",))
 def in_compiled_code(function):
     """Cold and warm."""
     compiled = torch.compile(function, backend="eager")
@@ -102,7 +103,7 @@ def suppressed():
         return attempt(torch.compile(plus, backend=_fail(ValueError)), ones())
 
 
-@program(quick=True)
+@program()
 def printed():
     """The text that traceback prints has the same lines of the user's, and few of the library's."""
     try:
@@ -113,7 +114,7 @@ def printed():
     return sum("errors.py" in line for line in lines), sum("safecompile" in line for line in lines) > 2
 
 
-@program(quick=True)
+@program()
 def the_stack_as_compiled_code_sees_it():
     """A function that is called from compiled code sees few frames of the library's above it."""
     seen = []
@@ -181,32 +182,6 @@ def newer_errors(kind):
         raise raised
 
     return attempt(torch.compile(f, backend="eager"), ones())
-
-
-@program({"caught": 0, "in a loop": 1, "finally": 2, "else": 3})
-def handled_inside(kind):
-    """Errors that compiled code handles itself."""
-
-    def f(x):
-        if kind == 1:
-            for i in range(3):
-                try:
-                    raise KeyError(i)
-                except KeyError as e:
-                    x = x + e.args[0]
-            return x
-        try:
-            if kind != 3:
-                raise ValueError
-        except ValueError:
-            x = x + 1
-        else:
-            x = x + 2
-        finally:
-            x = x * 2
-        return x, sys.exc_info()[0] is None
-
-    return [attempt(torch.compile(f, backend="eager"), ones()) for _ in range(2)]
 
 
 @program({"warn": 0, "once": 1, "deprecated": 2})

@@ -8,7 +8,8 @@ import math
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, ones, told
 
 
@@ -124,7 +125,7 @@ TRACES = {
 }
 
 
-@program(TRACES, quick=("module",))
+@program(TRACES)
 def traced(trace):
     """The code of a trace, or its error; afterwards a compile, and the functions it replaces."""
     result = attempt(lambda: trace().code)

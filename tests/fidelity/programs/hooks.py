@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, ones, plus, told
 
 HOOKS = {
@@ -22,7 +23,7 @@ HOOKS = {
 }
 
 
-@program(HOOKS, quick=("forward",))
+@program(HOOKS)
 def of_a_module(register):
     """Two steps with the hook, one after it is removed."""
     said, backend = [], Counting()

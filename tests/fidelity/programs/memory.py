@@ -8,7 +8,8 @@ import weakref
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, ones, plus, told
 
 
@@ -64,7 +65,7 @@ def a_model_that_is_dropped():
     return [_gone(r) for r in references]
 
 
-@program(quick=True)
+@program()
 def entries_of_dropped_models():
     """Each dropped model gives its entry back: forty of them fill no limit."""
     backend = Counting()
@@ -134,7 +135,7 @@ def entries(kind):
     return len(_debug_get_cache_entry_list(f.__code__))
 
 
-@program(quick=True)
+@program()
 def resets_between_calls():
     """Calls between resets compile once each, and count once."""
     backend = Counting()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, in_thread, ones, plus, told
 
 
@@ -72,7 +73,7 @@ def a_callback_that_compiles():
     return told(torch.compile(plus, backend="eager")(ones())), seen
 
 
-@program({"make_fx": 0, "symbolic_trace": 1, "module": 2}, quick=("make_fx",))
+@program({"make_fx": 0, "symbolic_trace": 1, "module": 2})
 def compiled_inside_a_trace(kind):
     """A compiled function is called while FX traces: the same graph or the same error."""
     compiled = torch.compile(plus, backend="eager")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import attempt, ones, told
 
 READER = """
@@ -97,7 +98,7 @@ def pickled(make):
     return b"safecompile" in data, type(back).__name__, attempt(lambda: list(back(ones(2, 2)).shape))
 
 
-@program({name: THINGS[name] for name in ("compiled", "part", "module compile", "state")}, quick=("part",))
+@program({name: THINGS[name] for name in ("compiled", "part", "module compile", "state")})
 def saved(make):
     """A file of torch.save's names no library, and is read back."""
     data = _saved(make())
@@ -129,7 +130,7 @@ def pickled_by_protocol(protocol):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     names = {"GLOBAL", "STACK_GLOBAL", "SHORT_BINUNICODE"}
-    return [str(arg) for op, arg, _ in pickletools.genops(data) if op.name in names]
+    return [str(arg) for op, arg, _ in pickletools.genops(data) if op.name in names and "/" not in str(arg)]
 
 
 @program({"compile": torch.compile, "set_stance": torch.compiler.set_stance, "trace": torch.fx.Tracer,

@@ -7,7 +7,8 @@ import random
 import numpy
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, in_thread, ones, plus, told
 
 
@@ -39,7 +40,7 @@ DRAWS = {
 }
 
 
-@program(DRAWS, quick=("random", "several", "torch"))
+@program(DRAWS, quick=("several",))
 def drawn_in_compiled_code(draw):
     """Two calls of a function that draws, and what comes after them: with eager beside it."""
     seen = {}
@@ -60,7 +61,7 @@ SOURCES = {
 }
 
 
-@program(SOURCES, quick=("torch", "random"))
+@program(SOURCES, quick=("torch",))
 def drawn_by_a_backend(draw):
     """What a backend draws is put back, or not, as in plain torch; once more after a recompile."""
     backend = Counting(draw)

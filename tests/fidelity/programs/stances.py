@@ -7,29 +7,9 @@ import contextlib
 import torch
 from torch.compiler import set_stance
 
-from ..table import program
-from ._common import Counting, attempt, in_thread, ones
+from tests.fidelity.table import program
 
-
-class _Probe:
-    """A function that tells whether it was compiled: each call has a new shape."""
-
-    def __init__(self):
-        self.backend = Counting()
-        self.compiled = torch.compile(lambda x: x + 1, backend=self.backend, dynamic=False)
-        self.n = 0
-
-    def __call__(self):
-        before, self.n = self.backend.calls, self.n + 1
-        result = attempt(self.compiled, ones(self.n))
-        return (
-            "compiled"
-            if self.backend.calls > before
-            else result.get("type", "?")
-            if isinstance(result, dict)
-            else "eager"
-        )
-
+from ._common import Probe, attempt, in_thread, ones
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 
@@ -37,7 +17,7 @@ STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 @program({name: name for name in STANCES}, quick=("force_eager",))
 def as_a_block(stance):
     """Inside, after it, and after an error in it."""
-    probe = _Probe()
+    probe = Probe()
     seen = [probe()]
     with set_stance(stance):
         seen += [probe(), probe()]
@@ -50,106 +30,19 @@ def as_a_block(stance):
 @program({name: name for name in STANCES})
 def as_a_decorator(stance):
     """In each call of the function, and nowhere else."""
-    probe = _Probe()
+    probe = Probe()
     decorated = set_stance(stance)(probe.__call__)
     return [probe(), decorated(), probe(), decorated(), probe()]
 
 
-@program({name: name for name in STANCES}, quick=("force_eager",))
+@program({name: name for name in STANCES})
 def as_a_plain_call(stance):
     """For the process, in every thread, until the next call."""
-    probe = _Probe()
+    probe = Probe()
     set_stance(stance)
     seen = [probe(), in_thread(probe), probe()]
     set_stance("default")
     return seen, probe(), in_thread(probe)
-
-
-class _Holder:
-    stance = None
-
-
-def _chained(stance):
-    holder = _Holder()
-    holder.stance = kept = set_stance(stance)
-    return kept
-
-
-def _tuple(stance):
-    a, b = set_stance(stance), 1
-    return a
-
-
-def _walrus(stance):
-    if (kept := set_stance(stance)) is not None:
-        return kept
-
-
-def _kept(stance):
-    kept = set_stance(stance)
-    return kept
-
-
-def _in_a_list(stance):
-    return [set_stance(stance)][0]
-
-
-def _global(stance):
-    global _STANCE
-    _STANCE = set_stance(stance)
-    return _STANCE
-
-
-def _argument(stance):
-    return (lambda a: a)(set_stance(stance))
-
-
-def _unpacked(stance):
-    (a,) = [set_stance(s) for s in (stance,)]
-    return a
-
-
-def _called_through(stance):
-    return (lambda make: make(stance))(set_stance)
-
-
-def _instance_attribute(stance):
-    holder = _Holder()
-    holder.stance = set_stance(stance)
-    return holder.stance
-
-
-WAYS = {
-    f.__name__.strip("_"): f
-    for f in (_chained, _tuple, _walrus, _kept, _in_a_list, _global, _argument, _unpacked, _called_through,
-              _instance_attribute)
-}  # fmt: skip
-
-
-@program(WAYS, quick=("chained", "walrus"))
-def kept_and_not_entered(make):
-    """However its result is kept, the call itself sets the stance."""
-    probe = _Probe()
-    kept = make("force_eager")
-    seen = [probe(), in_thread(probe)]
-    del kept
-    seen.append(probe())
-    set_stance("default")
-    return seen, probe()
-
-
-@program({name: WAYS[name] for name in ("kept", "chained", "global", "instance_attribute")}, quick=("kept",))
-def kept_and_entered_later(make):
-    """An object that is kept, and entered twice."""
-    probe = _Probe()
-    kept = make("force_eager")
-    seen = [probe()]
-    for _ in range(2):
-        with kept:
-            seen.append(probe())
-        seen.append(probe())
-    set_stance("default")
-    return seen, probe()
 
 
 def _with_exit_stack(probe):
@@ -224,10 +117,10 @@ BLOCKS = {
 }  # fmt: skip
 
 
-@program(BLOCKS, quick=("with_exit_stack",))
+@program(BLOCKS)
 def entered(block):
     """However it is entered, the stance holds until it is left."""
-    probe = _Probe()
+    probe = Probe()
     seen = [probe(), block(probe), probe(), in_thread(probe)]
     set_stance("default")
     return seen, probe()
@@ -238,7 +131,7 @@ def entered_in_a_coroutine():
     """A stance over an await, in the thread of the loop."""
     import asyncio
 
-    probe = _Probe()
+    probe = Probe()
 
     async def main():
         with set_stance("force_eager"):
@@ -251,7 +144,7 @@ def entered_in_a_coroutine():
 @program({"main": 0, "threads": 1, "dead thread": 2}, quick=("threads",))
 def left_in_another_thread(kind):
     """Entered in one thread and left in another: nothing stays behind, in later threads neither."""
-    probe = _Probe()
+    probe = Probe()
     stance = set_stance("force_eager")
     if kind == 0:
         stance.__enter__()
@@ -282,7 +175,7 @@ def skipped_guards():
 @program({"number": 3, "unknown": "there is none"})
 def wrong(stance):
     """The error is torch's own."""
-    return attempt(set_stance, stance), _Probe()()
+    return attempt(set_stance, stance), Probe()()
 
 
 @program()
@@ -294,13 +187,13 @@ def in_compiled_code():
         with set_stance("force_eager"):
             return x + 1
 
-    return attempt(f, ones()), _Probe()()
+    return attempt(f, ones()), Probe()()
 
 
 @program()
 def with_a_backend():
     """A stance that names another backend."""
-    probe = _Probe()
+    probe = Probe()
     with set_stance("default", force_backend="eager"):
         inside = probe()
     return inside, probe()

@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, in_thread, ones, plus, told
 
 
@@ -65,7 +66,7 @@ def settings_of_a_task():
     return asyncio.run(main()), torch._dynamo.config.recompile_limit, limited(), seen
 
 
-@program(quick=True)
+@program()
 def modes_of_a_task():
     """A task that is in no_grad while another compiles, in one thread."""
     seen = []
@@ -86,12 +87,12 @@ def modes_of_a_task():
     return seen, torch.is_grad_enabled()
 
 
-@program({"thread": 0, "pool": 1, "timer": 2, "three": 3}, quick=("thread",))
+@program({"thread": 0, "pool": 1, "timer": 2, "three": 3})
 def in_threads_in_turn(kind):
     """The first call is in a thread that ends; the next are in others, and in the main one."""
     backend = Counting()
     compiled = torch.compile(plus, backend=backend)
-    call = lambda: told(compiled(ones()))  # noqa: E731
+    call = lambda: told(compiled(ones()))
     if kind == 0:
         seen = [in_thread(call)]
     elif kind == 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..table import program
+from tests.fidelity.table import program
+
 from ._common import Counting, attempt, ones, told
 
 
@@ -23,7 +24,7 @@ TRANSFORMS = {
 }
 
 
-@program(TRANSFORMS, quick=("vmap",))
+@program(TRANSFORMS)
 def compiled_outside(transform):
     """compile(transform(f))."""
     backend = Counting()
