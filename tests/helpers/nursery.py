@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import IO
 
@@ -55,18 +55,28 @@ exec(compile(code, "<program>", "exec"), vars(main))
 
 
 class Nursery:
-    """Starts the process; ``modules`` are imported there, then the lines of ``prepare`` run."""
+    """Starts the process, with ``flags`` of Python's; ``modules`` are imported there, then ``prepare`` runs."""
 
-    def __init__(self, modules: Iterable[str], prepare: str = "") -> None:
+    def __init__(
+        self, modules: Iterable[str], prepare: str = "", flags: Iterable[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         program = PROGRAM.format(modules=tuple(modules), prepare=prepare)
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", program],
+            [sys.executable, *flags, "-X", "faulthandler", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=child_environment(),
+            env=child_environment() | dict(env or {}),
             cwd=ROOT,
         )
+
+    def close(self) -> None:
+        """Ends the process: it does so when nothing more can come."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
 
     def run(self, code: str, *, timeout_s: float, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs ``code``, indented as it stands in the test, in a fork.

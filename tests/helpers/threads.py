@@ -137,7 +137,9 @@ def child_environment() -> dict[str, str]:
     return variables
 
 
-def in_fresh_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subprocess.CompletedProcess[str]:
+def in_fresh_process(
+    code: str, *, timeout_s: float = 90.0, flags: Iterable[str] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` (indented as it stands in the test) with ``python -c``, the repository on its path.
 
     The child sees this process's environment without its ``SAFECOMPILE_*`` variables, and with ``env`` on top.
@@ -145,7 +147,7 @@ def in_fresh_process(code: str, *, timeout_s: float = 90.0, **env: str) -> subpr
     Raises:
         Hung: the child has not ended after ``timeout_s``; the message holds the stack of each of its threads.
     """
-    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
+    command = [sys.executable, *flags, "-X", "faulthandler", "-c", textwrap.dedent(code)]
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
