@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import weakref
 from time import monotonic
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from .._common import events, waits
@@ -30,17 +29,17 @@ class Flight:
     """One compile in progress, and who does it.
 
     Args:
-        miss: an object that lives as long as its leader is in the engine with it.
+        frame: the one in which its leader handles the miss, and which closes the flight.
     """
 
-    __slots__ = ("_miss", "_thread", "code", "done", "key", "leader", "skip")
+    __slots__ = ("_frame", "_thread", "code", "done", "key", "leader", "skip")
 
-    def __init__(self, key: tuple[int, str], code: CodeType, miss: Any) -> None:
+    def __init__(self, key: tuple[int, str], code: CodeType, frame: FrameType) -> None:
         self.key = key
         self.code = code  # keeps the id in the key from being used again
         self.leader = threading.get_ident()  # for messages alone
         self._thread = _thread.itself
-        self._miss = weakref.ref(miss)
+        self._frame: FrameType | None = frame
         self.done = threading.Event()
         self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
 
@@ -48,12 +47,19 @@ class Flight:
         """Ends the flight; may be called more than once, and by any thread."""
         if flights.get(self.key) is self:
             flights.pop(self.key, None)
+        self._frame = None  # whose variables hold this flight
         self.done.set()
 
     def is_abandoned(self) -> bool:
         """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
-        # Its stack does not tell: that of a greenlet which waits is nowhere to be found.
-        return self._miss() is None
+        # Python clears no frame that runs, be it in a greenlet that waits, whose stack is nowhere to be found.
+        frame = self._frame
+        try:
+            if frame is not None:
+                frame.clear()
+        except RuntimeError:
+            return False
+        return True
 
     def is_this_threads(self) -> bool:
         """Tells whether the calling thread is the leader."""

@@ -67,7 +67,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
                 call.entry = find(callback, frame)
                 if call.entry is not None:
                     break
-                flight = Flight((id(call.code), call.device), call.code, call)
+                flight = Flight((id(call.code), call.device), call.code, sys._getframe())
                 other = flight if backward else flights.setdefault(flight.key, flight)
                 # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
                 if other.is_this_threads():
