@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - no import of pathlib, which takes long
+
 
 class SafeCompileError(RuntimeError):
     """Base class of every error that safecompile raises by itself.
@@ -51,3 +55,16 @@ class LateInstallWarning(SafeCompileWarning):
 
     Thread safety: immutable.
     """
+
+
+def shorten(error: BaseException) -> None:
+    """Takes frames of the library out of the traceback of ``error``: those below the calling one, down to torch's own.
+
+    To be called where ``error`` is caught, and followed by ``raise``: one frame of the library's is left.
+    """
+    caught = error.__traceback__
+    following = caught and caught.tb_next
+    while following is not None and following.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        following = following.tb_next
+    if caught is not None and following is not None:  # else the error is the library's own
+        caught.tb_next = following

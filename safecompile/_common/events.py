@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Final
 
 log = logging.getLogger("safecompile")
 
@@ -36,9 +35,6 @@ def _from_environment() -> float:
 
 #: Seconds that a thread waits for another's compile before a WARNING names what it waits for.
 wait_warning_s: float = _from_environment()
-
-#: Seconds between two looks of a waiting thread at the one it waits for.
-TICK_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -166,4 +162,19 @@ def warn_of_backward_without_compiled_autograd() -> None:
         "a backward of %r runs without compiled autograd: it can begin only while no other backward of the process "
         "runs. The gradients are the same. If speed matters, let the threads take turns in backward.",
         threading.current_thread().name,
+    )
+
+
+def warn_of_changing_container(code: CodeType, error: BaseException) -> None:
+    """Logs, once for a function, that a call of it runs uncompiled because another thread changes what it reads."""
+    where = f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}:{code.co_firstlineno})"
+    if where in _told_of:
+        return
+    _told_of.add(where)
+    log.warning(
+        "%s runs uncompiled, this once: another thread keeps changing a dict, list or set that it reads, and torch "
+        "failed to trace it (%s). The result is as in eager mode; later calls try to compile again. Pass each call a "
+        "container of its own, such as a copy.",
+        where,
+        f"{type(error).__name__}: {error}".partition("\n")[0],
     )

@@ -10,8 +10,10 @@ import sys
 from time import sleep
 from typing import Any, Final
 
+from .._common import events
 from .._isolation import graph_trees, slots
-from .._torch import dynamo
+from .._torch import cache, dynamo
+from . import containers
 
 #: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
 ATTEMPTS_AT_MOST = 8
@@ -29,11 +31,12 @@ _NOTE = (
 def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: Any) -> Any:
     """Returns what torch's callback ``original`` returns.
 
-    An internal error is raised, with a note if the arguments may be the cause, unless another attempt can help: some
-    more after a setting or a function that FX wraps was exchanged or beside a capture of a CUDA graph, one more if the
-    backend was not called yet.
+    After an internal error it is asked again if that can help: some more times after a setting or a function that FX
+    wraps was exchanged or beside a capture of a CUDA graph, once more if the backend was not called yet. Then, if
+    another thread keeps changing what the call reads, the call runs uncompiled, this once. Else the error is raised,
+    with a note if the arguments may be the cause.
     """
-    attempts = 0
+    attempts, seen = 0, None
     while True:
         attempts += 1
         before, graphs = _surroundings(), dynamo.graphs_compiled()
@@ -49,8 +52,12 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
             if moved and attempts < ATTEMPTS_AT_MOST:
                 continue
             if not moved and not dynamo.one_thread_is_alive():
+                seen = seen or containers.look(frame)
                 if attempts == 1 and graphs == dynamo.graphs_compiled():
                     continue
+                if not dynamo.wants_one_graph(callback) and containers.keep_changing(frame, seen, error):
+                    events.warn_of_changing_container(frame.f_code, error)
+                    return cache.uncompiled_this_once()
                 if sys.version_info >= (3, 11):
                     error.add_note(_NOTE)
             raise

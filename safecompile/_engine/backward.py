@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from .._common import events
+from .._common.errors import shorten
 from .._isolation import settings
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
@@ -52,7 +53,11 @@ def _patch_of_class(compiler: Any) -> list[Patch]:
                 return original(self, **kwargs)
 
         turn: _Turn = self.__dict__.get("_safecompile_turn") or _Turn()  # made before the patch went in
-        return turn.take(compiled, compile_now)
+        try:
+            return turn.take(compiled, compile_now)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return [
         AttributePatch(compiler, "__init__", _patched_init),
@@ -90,7 +95,11 @@ def _compiling_once(compiler: Any) -> Any:
             first.append(compiler(*args, **kwargs))
             return first[0]
 
-        return turn.take(compiled, compile_now)
+        try:
+            return turn.take(compiled, compile_now)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return once
 
@@ -106,13 +115,12 @@ class _Turn:
         lock = dynamo.compile_lock()
         if lock._is_owned():
             return compile_now() if compiled() is None else compiled()
-        began, warned = monotonic(), False
+        began = monotonic()
         waited_s = compiled_s = 0.0
         role, outcome = "follower", "failed"
         try:
             try:
-                while not lock.acquire(timeout=events.TICK_S):
-                    warned = warned or flights.warn_of_wait(self.code, self.device, began, flights.owner_of(lock))
+                flights.wait_for_lock(lock, self.code, self.device)
                 waited_s = monotonic() - began
                 result = compiled()
                 if result is not None:

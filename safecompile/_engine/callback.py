@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from .._common.errors import shorten
 from .._isolation import random_state
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, MembersPatch, Patch
 from .._torch import dynamo
 from . import cache_entries, miss, resets
+from .flights import Retry
 
 
 def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
@@ -44,12 +46,15 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
     def _patched_callback(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         try:
             return on_miss(original, self, frame, cache_entry, frame_state)
+        except Retry:
+            raise
+        except BaseException as error:
+            shorten(error)
+            raise
         finally:
             random_state.ended(sys._getframe(1))
             if cache_entries.kept or resets.outdated or resets.put_off:
-                resets.catch_up()
-
-    resets.callback_code = getattr(_patched_callback, "__code__")  # noqa: B009 - unknown to the type of functools.wraps
+                resets.catch_up_after_a_miss()
 
     # A compile puts this in the place of FX's code generator, for the whole process: a GraphModule that another
     # thread builds meanwhile could never be compiled (2.7-2.15). Only the compiling thread's is to be marked.

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from time import monotonic
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events
+from .._common import events, waits
 
 
 class Retry(BaseException):
     """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
 
 
+class _Thread(threading.local):
+    """Of each thread, an object that is no other thread's: an ident is used again."""
+
+    def __init__(self) -> None:
+        self.itself = object()
+
+
+_thread = _Thread()
+
+
 class Flight:
-    """One compile in progress, and who does it."""
+    """One compile in progress, and who does it.
 
-    __slots__ = ("code", "done", "key", "leader", "skip")
+    Args:
+        frame: the one in which its leader handles the miss, and which closes the flight.
+    """
 
-    def __init__(self, key: tuple[int, str], code: CodeType) -> None:
+    __slots__ = ("_frame", "_thread", "code", "done", "key", "leader", "skip")
+
+    def __init__(self, key: tuple[int, str], code: CodeType, frame: FrameType) -> None:
         self.key = key
         self.code = code  # keeps the id in the key from being used again
-        self.leader = threading.get_ident()
+        self.leader = threading.get_ident()  # for messages alone
+        self._thread = _thread.itself
+        self._frame: FrameType | None = frame
         self.done = threading.Event()
         self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
 
@@ -32,16 +47,23 @@ class Flight:
         """Ends the flight; may be called more than once, and by any thread."""
         if flights.get(self.key) is self:
             flights.pop(self.key, None)
+        self._frame = None  # whose variables hold this flight
         self.done.set()
 
     def is_abandoned(self) -> bool:
         """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
-        frame = sys._current_frames().get(self.leader)
-        while frame is not None:
-            if frame.f_code.co_name == "on_miss" and frame.f_locals.get("flight") is self:
-                return False
-            frame = frame.f_back
+        # Python clears no frame that runs, be it in a greenlet that waits, whose stack is nowhere to be found.
+        frame = self._frame
+        try:
+            if frame is not None:
+                frame.clear()
+        except RuntimeError:
+            return False
         return True
+
+    def is_this_threads(self) -> bool:
+        """Tells whether the calling thread is the leader."""
+        return self._thread is _thread.itself
 
 
 #: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.
@@ -58,6 +80,17 @@ def warn_of_wait(code: CodeType, device: str, began: float, holder: int | None) 
 
 
 def owner_of(lock: Any) -> int | None:
-    """Returns the identity of the thread that holds an RLock, which only its repr tells."""
+    """Returns the identity of the thread that holds an RLock, which only its repr tells; for messages."""
     found = re.search(r"owner=(\d+)", repr(lock))
     return int(found.group(1)) or None if found else None
+
+
+def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
+    """Takes an RLock, and warns if that lasts."""
+    began, warned = monotonic(), False
+
+    def look() -> None:
+        nonlocal warned
+        warned = warned or warn_of_wait(code, device, began, owner_of(lock))
+
+    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from .._common import reading
 from .._torch import arguments, dynamo
+from . import retry
 
-#: The name of the local variable by which torch's wrapper says that it has called again already.
-RETRIED = "__safecompile_retried__"
-
-#: The code of torch's wrapper that catches a retry. Replaced as a whole by retry. Compared by identity: code that
-#: Dynamo has made may have constants that can't be hashed.
-retrying_codes: tuple[CodeType, ...] = ()
-
-_ENGINE = frozenset(str(Path(__file__).with_name(name)) for name in ("miss.py", "callback.py"))
+#: The name of the function that stands in the place of torch's callback, and its file.
+CALLBACK = "_patched_callback"
+_CALLBACK = str(Path(__file__).with_name("callback.py"))
+_ENGINE = frozenset({_CALLBACK, str(Path(__file__).with_name("miss.py"))})
 
 
 def wrapper_above(frame: FrameType | None) -> FrameType | None:
     """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
     while frame is not None:
         code = frame.f_code
-        if _is_wrapper(frame):
+        if retry.is_wrapper(code):
             return frame
         if dynamo.is_module_call(code):
             if arguments.has_hooks(frame.f_locals["self"]):
@@ -35,14 +32,18 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def _is_wrapper(frame: FrameType) -> bool:
-    return any(frame.f_code is code for code in retrying_codes)
+def in_a_miss() -> bool:
+    """Tells whether torch has asked, further up this thread's stack, what to do with a call that missed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_filename == _CALLBACK and frame.f_code.co_name == CALLBACK):
+        frame = frame.f_back
+    return frame is not None
 
 
 def dynamic_of_the_call() -> bool | None:
     """Returns what ``dynamic=`` was for the compiled function that this thread is calling, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_wrapper(frame):
+    while frame is not None and not retry.is_wrapper(frame.f_code):
         frame = frame.f_back
     return None if frame is None else getattr(frame.f_locals.get("self"), "_dynamic", None)
 
@@ -51,7 +52,7 @@ def region_strayed() -> int | None:
     """Returns the region that this thread's call is for, if another thread has changed it since the call began."""
     current = dynamo.region()
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_wrapper(frame):
+    while frame is not None and not retry.is_wrapper(frame.f_code):
         frame = frame.f_back
     wanted = current if frame is None else dynamo.wanted_region(frame)
     return None if wanted == current else wanted

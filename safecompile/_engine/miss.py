@@ -25,22 +25,15 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
-import weakref
 from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events, forks
+from .._common import events, forks, waits
 from .._isolation import random_state, settings, slots
 from .._torch import cache, dynamo
-from . import attempts, cache_entries, frames, resets
-from .flights import Flight, Retry, flights, owner_of, warn_of_wait
-
-#: What each thread's last compile returned, until torch drops it; for the moment between the return of the
-#: callback, when the lock is free again, and the publication of the entry in torch's list. No weak dictionary: its
-#: callbacks would run inside the user's compiled call, where Dynamo compiles them.
-returned: dict[int, weakref.ref[Any]] = {}
+from . import attempts, cache_entries, frames, resets, retry, returned
+from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 
 
 def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
@@ -61,7 +54,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     if strayed is not None:
         dynamo.set_region(strayed)
         wrapper = frames.wrapper_above(sys._getframe(1))
-        if wrapper is not None and frames.RETRIED not in wrapper.f_locals:
+        if wrapper is not None and retry.RETRIED not in wrapper.f_locals:
             raise Retry
     call = _Call(original, callback, frame, cache_entry, frame_state)
     if lock._is_owned():
@@ -74,10 +67,10 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
                 call.entry = find(callback, frame)
                 if call.entry is not None:
                     break
-                flight = Flight((id(call.code), call.device), call.code)
+                flight = Flight((id(call.code), call.device), call.code, sys._getframe())
                 other = flight if backward else flights.setdefault(flight.key, flight)
                 # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
-                if other.leader == flight.leader:
+                if other.is_this_threads():
                     call.compile(lock, flight)
                     break
                 call.wait_for(other)
@@ -117,10 +110,14 @@ class _Call:
         """Waits until ``flight`` is over. This thread holds no lock."""
         assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
         began, warned = monotonic(), False
-        while not flight.done.wait(events.TICK_S):
+
+        def look() -> None:
+            nonlocal warned
             if flight.is_abandoned():
                 flight.close()
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
+
+        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look)
         self.waited_s += monotonic() - began
 
     def inside_a_compile(self) -> Any:
@@ -141,10 +138,9 @@ class _Call:
     def compile(self, lock: Any, flight: Flight) -> None:
         """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
         self.role = "leader"
-        began, warned = monotonic(), False
+        began = monotonic()
         try:
-            while not lock.acquire(timeout=events.TICK_S):
-                warned = warned or warn_of_wait(self.code, self.device, began, owner_of(lock))
+            wait_for_lock(lock, self.code, self.device)
             self.waited_s += monotonic() - began
             self.entry = find(self.callback, self.frame)
             if self.entry is None:
@@ -172,10 +168,7 @@ class _Call:
             self.outcome = "compiled"
             self.wrapped = slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
             cache_entries.made_for(guarded.guard_manager, cache.backend_of(self.callback), self.region, self.device)
-            guarded.__dict__["_safecompile_code"] = self.code
-            for ident in [ident for ident, ref in list(returned.items()) if ref() is None]:
-                returned.pop(ident, None)
-            returned[threading.get_ident()] = weakref.ref(guarded)
+            returned.note(guarded, self.code)
         else:
             self.outcome = "skipped"
             if flight is not None and self.result.apply_to_code:
@@ -199,7 +192,7 @@ class _Call:
     def reuse(self) -> Any:
         """Uses what another thread has compiled."""
         wrapper = frames.wrapper_above(sys._getframe(1))
-        if wrapper is not None and frames.RETRIED not in wrapper.f_locals and self._is_published():
+        if wrapper is not None and retry.RETRIED not in wrapper.f_locals and self._is_published():
             raise Retry
         cache_entries.mark_copies(self.entry.guard_manager, self.code)
         return cache.served_again(self.entry)
@@ -230,9 +223,7 @@ def find(callback: Any, frame: Any) -> Any:
     It compares what torch's own look-up compares: the backend, the region, the guards.
     """
     code, region, backend = frame.f_code, dynamo.region(), None
-    about_to_be = [
-        one for ref in list(returned.values()) if (one := ref()) is not None and one._safecompile_code is code
-    ]
+    about_to_be = [one for its_code, one in returned.about_to_be_published() if its_code is code]
     for entry in [*cache.cache_entries(code), *about_to_be]:
         made_for = cache_entries.what_for(entry.guard_manager)
         if made_for is None or made_for[1] != region or cache_entries.is_outdated(entry.guard_manager):
@@ -252,4 +243,4 @@ def after_fork_in_child() -> None:
         if not lock._is_owned():
             lock._at_fork_reinit()
     flights.clear()
-    returned.clear()
+    returned.notes.clear()

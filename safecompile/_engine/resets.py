@@ -10,20 +10,17 @@ after another moment. The bare entry stays. Nothing is added to a warm call.
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from contextlib import suppress
 from time import monotonic
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final
 
+from .._common import events
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import cache, dynamo, state
-from . import cache_entries
-
-#: The code of the function that stands in the place of torch's callback. Set by :mod:`.callback`.
-callback_code: CodeType | None = None
+from . import cache_entries, frames, returned
 
 #: The functions whose outdated entries are to be taken out, and since when. The oldest first. Each use of this and of
 #: the next two is one operation on a list or dictionary, atomic by the GIL.
@@ -44,7 +41,7 @@ OUTDATED_AT_MOST: Final = 64
 
 def reset(code: CodeType, *, at_most: int | None = None) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
-    if dynamo.one_thread_is_alive() and not _is_in_a_miss():
+    if dynamo.one_thread_is_alive() and not frames.in_a_miss():
         cache.reset_code(code)
         left.pop(id(code), None)
         return
@@ -68,7 +65,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
 def catch_up(*, at_most: int | None = None) -> None:
     """Takes out what nobody can be about to use any more, and resets what was put off.
 
-    Called where a miss ends, before a reset and by the uninstallation, after which nobody would.
+    Called before a reset and by the uninstallation, after which nobody would; and where a miss ends.
     """
     cache_entries.let_go()
     for since, reference in cache_entries.taken_if_over(outdated):
@@ -85,6 +82,14 @@ def catch_up(*, at_most: int | None = None) -> None:
             reset(code, at_most=at_most)
 
 
+def catch_up_after_a_miss() -> None:
+    """Catches up, and logs what goes wrong, so that what came of the miss is neither lost nor another error."""
+    try:
+        catch_up()
+    except Exception:  # noqa: BLE001 - whatever it is, it is not what the call is about
+        events.log.exception("freeing what a reset has left failed; the call goes on, and a later one tries again")
+
+
 def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
     """Forgets what torch has noted of earlier calls of ``code``, at the first miss after a reset of it."""
     reference = cold.pop(id(code), None)
@@ -92,11 +97,16 @@ def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
         frame_state.clear()
 
 
-def _is_in_a_miss() -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not callback_code:
-        frame = frame.f_back
-    return frame is not None
+def _living(notes: dict[int, weakref.ref[CodeType]]) -> list[CodeType]:
+    """Returns the functions in ``notes`` that are still there, and strikes the others off."""
+    found = []
+    for ident, reference in list(notes.items()):
+        code = reference()
+        if code is not None:
+            found.append(code)
+        elif notes.get(ident) is reference:  # else a new function has the id by now
+            notes.pop(ident, None)
+    return found
 
 
 def patches_of_reset(module: ModuleType) -> list[Patch]:
@@ -119,27 +129,21 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
     # Without these notes the next miss of such a function raises KeyError when torch asks why an entry did not fit, and
     # no later reset finds the function.
-    from . import miss
-
     noted = cache.original_codes(module)
     original = noted.clear
 
     @functools.wraps(original)
     def _patched_clear() -> None:
+        about_to_be = returned.about_to_be_published()  # before the entries, which they may become meanwhile
         original()
-        for ident, reference in list(left.items()):
-            code = reference()
-            if code is None:
-                left.pop(ident, None)
-                continue
+        for code in _living(left):
             cache.note_for_resets(code)
             for entry in cache.cache_entries(code):
                 if entry.code is not None:
                     noted[entry.code] = code
-        for weak in list(miss.returned.values()):
-            guarded = weak()
-            if guarded is not None:
-                noted[guarded.code] = guarded._safecompile_code
+        for code, guarded in about_to_be:
+            noted[guarded.code] = code
+        _living(cold)
 
     return [AttributePatch(noted, "clear", _patched_clear, new=True)]
 

@@ -35,7 +35,10 @@ from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import ClosurePatch, CodePatch, Patch
 from .._torch import dynamo
-from . import flights, frames
+from . import flights
+
+#: The name of the local variable by which torch's wrapper says that it has called again already.
+RETRIED = "__safecompile_retried__"
 
 _RETRY = "safecompile: the class Retry stands here"
 _REALLY = "safecompile: the function really_nothing_compiled stands here"
@@ -75,7 +78,7 @@ class _AddHandler(ast.NodeTransformer):
 
     def _calling_again(self, call: ast.stmt) -> ast.stmt:
         assert self.set_frame is not None
-        retried = ast.Assign([ast.Name(frames.RETRIED, ast.Store())], ast.Constant(True))
+        retried = ast.Assign([ast.Name(RETRIED, ast.Store())], ast.Constant(True))
         handler = ast.ExceptHandler(ast.Constant(_RETRY), None, [retried, copy.deepcopy(self.set_frame)])
         body: list[ast.stmt] = [call] if isinstance(call, ast.Return) else [call, ast.Break()]
         again = ast.While(ast.Constant(True), [ast.Try(body, [handler], [], [])], [])
@@ -84,11 +87,22 @@ class _AddHandler(ast.NodeTransformer):
         return ast.copy_location(again, call)
 
 
+#: The code of torch's wrapper that catches a retry, since the patch went in. Replaced as a whole.
+_wrappers: tuple[CodeType, ...] = ()
+
+
+def is_wrapper(code: CodeType) -> bool:
+    """Tells whether this is the code of torch's wrapper that catches a retry."""
+    # By identity: code that Dynamo has made may have constants that can't be hashed.
+    return any(code is one for one in _wrappers)
+
+
 class _WrapperPatch(ClosurePatch):
     """Gives each wrapper that torch has made the other code."""
 
     def apply(self) -> None:
-        frames.retrying_codes = (self.new,)
+        global _wrappers
+        _wrappers = (self.new,)
         super().apply()
 
 

@@ -137,9 +137,11 @@ def _take_out(family: Family, part: Part, what: str) -> None:
 def _refuse_to_compile(family: Family, part: Part, convert_frame: ModuleType) -> None:
     """Makes the first compile raise, instead of running unprotected without a word."""
     error = mismatch
+    assert error is not None
 
     def _patched_callback(*_: Any, **__: Any) -> Any:
-        raise error  # type: ignore[misc]
+        # A new one each time: an error that is raised again keeps every traceback, and with it the callers' variables.
+        raise HostMismatchError(error.family, error.what, error.version)
 
     owner = getattr(convert_frame, "CatchErrorsWrapper", None)
     patch = (

@@ -112,3 +112,12 @@ def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
     # torch 2.12+ collects the reasons for its fullgraph error per thread; older releases have no such method.
     handle = getattr(callback, "_handle_skip", None)
     return result if handle is None else handle(result, frame)
+
+
+def uncompiled_this_once() -> Any:
+    """Returns what a callback must return so that torch runs this frame, and what it calls, uncompiled, this once."""
+    # ConvertFrameReturn() alone would have torch leave the code alone for good, and compile what it calls one by one.
+    # What compiled functions the frame calls by themselves are compiled (run on 2.7-2.15).
+    types = sys.modules["torch._dynamo.types"]
+    skip = types.FrameAction.SKIP
+    return types.ConvertFrameReturn(frame_exec_strategy=types.FrameExecStrategy(skip, skip), apply_to_code=False)

@@ -104,6 +104,16 @@ def is_internal_error(error: Exception) -> bool:
     return type(error) is RuntimeError and "during iteration" in str(error)  # no class of the user's with a __str__
 
 
+def wants_one_graph(callback: Any) -> bool:
+    """Tells whether a break of the graph is an error for this call: fullgraph=True, export, error_on_graph_break."""
+    # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
+    convert = getattr(callback, "_torchdynamo_orig_backend", getattr(callback, "_torchdynamo_orig_callable", None))
+    if not isinstance(convert, sys.modules[CONVERT_FRAME].ConvertFrame):
+        return True
+    on_break = getattr(sys.modules["torch._dynamo.symbolic_convert"], "_get_error_on_graph_break", None)  # 2.9+
+    return on_break is not None and bool(on_break())
+
+
 def graphs_compiled() -> int:
     """Returns how many graphs Dynamo has handed to a backend in this process so far."""
     return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])

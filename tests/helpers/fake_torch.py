@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from safecompile._engine import flights, frames, miss
+from safecompile._engine import flights, frames, miss, retry, returned
 from safecompile._torch import cache, dynamo
 
 from .scheduler import Scheduler
@@ -134,12 +134,12 @@ class FakeTorch:
             "skipped_again": lambda callback, result, frame: result,
         }.items():
             patch.setattr(dynamo if hasattr(dynamo, name) else cache, name, stand_in)
-        patch.setattr(frames, "retrying_codes", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
+        patch.setattr(retry, "_wrappers", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
         patch.setattr(frames, "region_strayed", lambda: None)
         stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
         for module in (miss, flights):
             patch.setattr(module, "monotonic", self.scheduler.monotonic)
-            patch.setattr(module, "threading", stand_in_threading)
+        patch.setattr(flights, "threading", stand_in_threading)
         patch.setattr(miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
         patch.setattr(frames, "device_of", lambda frame: frame.f_locals["device"])
 
@@ -225,7 +225,7 @@ class FakeTorch:
         left = [f"autograd mode of thread {ident}" for ident, on in self.multithreading.items() if not on]
         left += ["the lock"] if self.lock.owner else []
         left += [f"flight {key}" for key in miss.flights]
-        if any(ref() is not None for ref in miss.returned.values()):
+        if any(ref() is not None for ref in returned.notes.values()):
             gc.collect()  # an exception and the frames that it passed through hold each other
-        left += [f"result {ref()}" for ref in miss.returned.values() if ref() is not None]
+        left += [f"result {ref()}" for ref in returned.notes.values() if ref() is not None]
         return left

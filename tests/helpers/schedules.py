@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from safecompile._common import events
+from safecompile._common import events, waits
 from safecompile._engine import flights as flights_module
-from safecompile._engine import miss
+from safecompile._engine import miss, returned
 
 from .fake_torch import FakeTorch
 from .scheduler import Scheduler, Worker
@@ -37,13 +37,15 @@ def run(
         inject: see :class:`Scheduler`.
         change: brings a bug into the engine for this run.
     """
-    scheduler = Scheduler(choose, [miss.__file__, flights_module.__file__], opcodes=opcodes, inject=inject)
+    scheduler = Scheduler(
+        choose, [one.__file__ for one in (miss, flights_module, returned, waits)], opcodes=opcodes, inject=inject
+    )
     told: list[events.Miss] = []
     with pytest.MonkeyPatch.context() as patch:
         flights: dict[Any, Any] = {}
         for module in (miss, flights_module):
             patch.setattr(module, "flights", flights)
-        patch.setattr(miss, "returned", {})
+        patch.setattr(returned, "notes", {})
         patch.setattr(events, "wait_warning_s", 1e9)
         torch = FakeTorch(scheduler, patch, outcomes)
         if change is not None:

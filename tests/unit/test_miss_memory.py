@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from safecompile._engine import miss
+from safecompile._engine import miss, returned
 from tests.helpers.threads import run_threads
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -49,8 +49,8 @@ def test_compiled_models_leave_nothing_behind() -> None:
             torch.compiler.reset()  # the models share the code of forward, and so its recompile limit
     gc.collect()
     assert miss.flights == {}
-    assert not [ref for ref in list(miss.returned.values()) if ref() is not None]
-    assert len(miss.returned) <= 2, "a note for each thread that ever compiled"
+    assert not [ref for ref in list(returned.notes.values()) if ref() is not None]
+    assert len(returned.notes) <= 2, "a note for each thread that ever compiled"
     assert objects_of_the_engine() <= before
     assert sum(model() is not None for model in models) == 0
 

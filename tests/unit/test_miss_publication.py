@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo import convert_frame
 
-from safecompile._engine import miss
+from safecompile._engine import miss, returned
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.threads import run_threads
 
@@ -81,12 +81,12 @@ def test_the_published_entries_alone_are_not_enough(monkeypatch: pytest.MonkeyPa
         def __setitem__(self, key: Any, value: Any) -> None:
             pass
 
-    monkeypatch.setattr(miss, "returned", Forgetful())
+    monkeypatch.setattr(returned, "notes", Forgetful())
     assert compiles_while_the_leader_is_parked(1) == 2
 
 
 def test_nothing_is_noted_once_the_entry_is_published() -> None:
     """The note of what was returned goes with the publication, so that it keeps no compiled code alive."""
     torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))
-    assert not [ref for ref in list(miss.returned.values()) if ref() is not None]
+    assert not [ref for ref in list(returned.notes.values()) if ref() is not None]
     assert not miss.flights

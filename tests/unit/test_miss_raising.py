@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from safecompile._engine import backward, cache_entries, flights, miss
+from safecompile._common import waits
+from safecompile._engine import backward, cache_entries, flights, miss, returned
 from safecompile._torch import dynamo
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
-ENGINE = frozenset({miss.__file__, flights.__file__, cache_entries.__file__, backward.__file__})
+FILES = (miss, flights, returned, waits, cache_entries, backward)
+ENGINE = frozenset(str(one.__file__) for one in FILES)
 
 
 class Struck(BaseException):

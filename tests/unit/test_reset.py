@@ -14,7 +14,7 @@ import torch
 import torch._dynamo
 
 import safecompile
-from safecompile._engine import cache_entries, resets
+from safecompile._engine import cache_entries, resets, returned
 from safecompile._torch import cache
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
@@ -346,3 +346,90 @@ def test_the_backend_of_an_entry_from_before_the_installation_lives_as_long_as_t
     gc.collect()
     assert cache.cache_entries(body.__code__)
     assert reference() is not None
+
+
+@pytest.mark.usefixtures("another_thread")
+@pytest.mark.parametrize("guard", ["in", "out"])
+def test_an_entry_that_is_published_in_the_middle_of_a_reset(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known afterwards, though it came after the entries were read; a red twin that reads entries alone fails."""
+    if guard == "out":
+        monkeypatch.setattr(returned, "about_to_be_published", list)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = torch.compile(body, backend="eager", dynamic=False)
+    compiled(torch.zeros(2))
+    torch._dynamo.reset()
+    has_returned, go_on = threading.Event(), threading.Event()
+    inner, read = torch._dynamo.convert_frame.CatchErrorsWrapper.__call__, cache.cache_entries
+
+    def _patched_callback(*args: Any) -> Any:
+        result = inner(*args)
+        if threading.current_thread() is leader:
+            has_returned.set()
+            assert go_on.wait(30)
+        return result
+
+    def read_and_publish(code: Any) -> list[Any]:
+        entries = read(code)
+        if code is body.__code__ and not go_on.is_set():
+            go_on.set()
+            leader.join(30)
+            assert len(read(code)) > len(entries)
+        return entries
+
+    leader = threading.Thread(target=compiled, args=(torch.zeros(3),))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _patched_callback)
+        leader.start()
+        assert has_returned.wait(30)
+        note = cache.note_for_resets  # called where the entries are about to be read
+
+        def noting(code: Any) -> None:
+            note(code)
+            patch.setattr(cache, "cache_entries", read_and_publish)
+
+        patch.setattr(cache, "note_for_resets", noting)
+        torch._dynamo.reset()
+    assert go_on.is_set()
+    assert not leader.is_alive()
+    if guard == "out":
+        with pytest.raises(KeyError):
+            compiled(torch.zeros(4))
+    else:
+        assert compiled(torch.zeros(4)).tolist() == [1.0] * 4
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_the_notes_of_resets_know_no_dead_functions() -> None:
+    """What is noted of a function that has died is struck off by the next reset."""
+    for _ in range(5):
+        miss()
+        torch._dynamo.reset()
+    gc.collect()
+    torch._dynamo.reset()
+    for notes in (resets.left, resets.cold):
+        assert [one for one in notes.values() if one() is None] == []
+
+
+def test_an_error_of_the_catching_up_is_not_the_calls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call whose miss ends with it has its result, or its own error; what went wrong is logged."""
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    def wrong(graph: Any, inputs: Any) -> Any:
+        raise LookupError("the backend's")
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    monkeypatch.setattr(resets, "put_off", [weakref.ref(body.__code__)])
+    monkeypatch.setattr(resets, "catch_up", fails)
+    assert torch.compile(body, backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert "freeing what a reset has left failed" in caplog.text
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="the backend's"):
+        torch.compile(body, backend=wrong)(torch.zeros(2))

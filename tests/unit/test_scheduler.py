@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from safecompile._common import events
+from safecompile._common import waits
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Worker, every_schedule, random_schedule
 from tests.helpers.schedules import PAIRS, Failure, Job, again_after_a_failure, calls, run
@@ -21,7 +21,7 @@ def check_each_schedule(jobs: list[Job], preemptions: int) -> int:
     for choose in every_schedule(preemptions):
         torch, told = run(jobs, choose)
         assert max(Counter(torch.compiles).values()) == 1, f"compiled again: {torch.compiles}"
-        assert torch.scheduler.idle_s < events.TICK_S, "a thread slept through its wake-up"
+        assert torch.scheduler.idle_s < waits.TICK_S, "a thread slept through its wake-up"
         assert sum(one.role == "leader" for one in told) == sum(one.outcome == "compiled" for one in told)
         count += 1
     return count

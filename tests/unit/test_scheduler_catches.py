@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from safecompile._common import events
-from safecompile._engine import miss
+from safecompile._common import waits
+from safecompile._engine import miss, returned
 from safecompile._torch import dynamo
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Hang, every_schedule
@@ -27,7 +27,7 @@ def first_trouble(change: Change | None, jobs: list[Job], outcomes: Any = None) 
             torch, _ = run(jobs, choose, outcomes=planned, change=change)
             allowed = 1 + sum(map(len, (outcomes or {}).values()))
             assert max(Counter(torch.compiles).values()) <= allowed, f"compiled again: {torch.compiles}"
-            assert torch.scheduler.idle_s < events.TICK_S, "a thread slept through its wake-up"
+            assert torch.scheduler.idle_s < waits.TICK_S, "a thread slept through its wake-up"
         except (AssertionError, Failure) as error:
             return error
     return None
@@ -53,7 +53,7 @@ def test_a_look_at_the_published_entries_only(way: str) -> None:
     stopped_at: list[str] = []
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(miss, "returned", Forgetful())
+        patch.setattr(returned, "notes", Forgetful())
 
         def in_compile(name: str, shape: int) -> None:
             if len(torch.compiles) == 2:
