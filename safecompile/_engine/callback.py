@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .._isolation import random_state
+from .._isolation import open_compiles, random_state
 from .._patching.patches import AttributePatch, MembersPatch, Patch
 from .._torch import dynamo
 from . import cache_entries, miss, resets
@@ -41,10 +41,11 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_callback(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        before = open_compiles.innermost() if dynamo.compiles_here() else None
         try:
             return on_miss(original, self, frame, cache_entry, frame_state)
         finally:
-            random_state.ended(sys._getframe(1))
+            random_state.ended(before, sys._getframe(1))
             if cache_entries.kept or resets.outdated or resets.put_off:
                 resets.catch_up()
 

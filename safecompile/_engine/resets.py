@@ -18,8 +18,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 from .._patching.patches import AttributePatch, Patch
-from .._torch import cache, dynamo
-from . import cache_entries
+from .._torch import cache, threads
+from . import cache_entries, later
 
 #: The code of the function that stands in the place of torch's callback. Set by :mod:`.callback`.
 callback_code: CodeType | None = None
@@ -43,7 +43,7 @@ OUTDATED_AT_MOST: Final = 64
 
 def reset(code: CodeType, *, at_most: int | None = None) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
-    if dynamo.one_thread_is_alive() and not _is_in_a_miss():
+    if not threads.others_are_alive() and not _is_in_a_miss():
         cache.reset_code(code)
         left.pop(id(code), None)
         return
@@ -55,11 +55,13 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
     live = sum(map(cache.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
+        later.soon()
         return
     for manager in new:
         cache_entries.outdate(manager)
     if new:
         outdated.append((monotonic(), weakref.ref(code)))
+        later.soon()
     cache.forget_decisions(code)
     cold[id(code)] = weakref.ref(code)
 
@@ -67,7 +69,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
 def catch_up(*, at_most: int | None = None) -> None:
     """Takes out what nobody can be about to use any more, and resets what was put off.
 
-    Called where a miss ends, before a reset and by the uninstallation, after which nobody would.
+    Called where a miss ends, before a reset, by the uninstallation, and a moment later by :mod:`.later`.
     """
     cache_entries.let_go()
     for since, reference in cache_entries.taken_if_over(outdated):
@@ -82,6 +84,18 @@ def catch_up(*, at_most: int | None = None) -> None:
         code = reference()
         if code is not None:
             reset(code, at_most=at_most)
+
+
+def due() -> float | None:
+    """Returns when there is something to be freed next (monotonic seconds), or None."""
+    # One look at each list: another thread may empty it.
+    waiting: list[float] = [one[0] for one in outdated[:1]] + [one[0] for one in cache_entries.kept[:1]]
+    if waiting:
+        return cache_entries.over_at(min(waiting))
+    return 0.0 if put_off else None
+
+
+later.task = (due, catch_up)
 
 
 def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:

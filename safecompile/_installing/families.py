@@ -52,11 +52,12 @@ def all_families() -> list[Family]:
         random_state,
         scoped_settings,
         settings,
+        shared_settings,
         stances,
         switches,
         triton_keys,
     )
-    from .._torch import autograd, state
+    from .._torch import autograd, shared_state, state
     from .._torch import cuda_graphs as graphs
 
     return [
@@ -108,8 +109,11 @@ def all_families() -> list[Family]:
             [
                 Part(dynamo.CONVERT_FRAME, random_state.patches_of_convert_frame),
                 Part(state.DYNAMO_UTILS, random_state.patches_of_dynamo_utils),
+                Part(shared_state.USER_DEFINED, random_state.patches_of_user_defined),
+                Part(dynamo.CONVERT_FRAME, shared_settings.patches_of_setters),
             ],
         ),
+        Family("draws", [Part(module, random_state.patches_of_drawing) for module in shared_state.DRAWING]),
         Family("autograd context", [Part(state.AUTOGRAD_GRAPH, switches.patches_of_autograd_graph)]),
         Family(
             "compiled autograd",

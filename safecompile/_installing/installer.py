@@ -203,8 +203,8 @@ def _after_fork_in_child() -> None:
     """The one place where a forked child forgets what the parent's other threads were doing."""
     applying.installing = threading.RLock()
     if _installed:
-        from .._engine import miss
-        from .._isolation import graph_module, graph_trees, scoped_settings, slots, stances
+        from .._engine import later, miss
+        from .._isolation import graph_module, graph_trees, open_compiles, scoped_settings, slots, stances
         from .._patching import thread_globals
 
         thread_globals.after_fork_in_child()
@@ -214,5 +214,7 @@ def _after_fork_in_child() -> None:
         scoped_settings.after_fork_in_child()
         slots.after_fork_in_child()
         stances.after_fork_in_child()
+        open_compiles.after_fork_in_child()
+        later.after_fork_in_child()
         if dynamo.loaded(dynamo.CONVERT_FRAME):
             miss.after_fork_in_child()

@@ -16,6 +16,7 @@ from typing import Any
 
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
+from .._torch import threads
 
 # Guards the exchange of the process's stance. Held for a few assignments; nothing else runs under it.
 _exchange = threading.RLock()
@@ -49,7 +50,7 @@ class _ByThread:
         if value is True and name == host.SKIP_GUARDS and not _skip_is_per_thread:
             # Up to torch 2.14 skipping guards in one thread skips them in all: wrong results without a word.
             # With other threads alive the guards are checked, which is slower and right.
-            return threading.active_count() == 1
+            return not threads.others_are_alive()
         return value
 
 
