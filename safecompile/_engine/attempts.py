@@ -11,8 +11,8 @@ from time import sleep
 from typing import Any, Final
 
 from .._common import events
-from .._isolation import graph_trees, slots
-from .._torch import cache, dynamo
+from .._isolation import graph_trees, open_compiles, slots
+from .._torch import cache, dynamo, threads
 from . import containers
 
 #: Beside a thread that traces symbolically without a pause, one of several hundred attempts failed (2.13).
@@ -23,7 +23,7 @@ ATTEMPTS_AT_MOST = 8
 CAPTURE_IS_OVER_S: Final = 0.05
 
 _NOTE = (
-    "safecompile: other threads were alive while torch traced this call. If one of them changed an argument meanwhile "
+    "safecompile: other threads worked while torch traced this call. If one of them changed an argument meanwhile "
     "(a dict or a list that got longer or shorter), that is the cause. Pass each call a container of its own."
 )
 
@@ -51,7 +51,7 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
             moved = before != _surroundings()
             if moved and attempts < ATTEMPTS_AT_MOST:
                 continue
-            if not moved and not dynamo.one_thread_is_alive():
+            if not moved and _others_have_worked():
                 seen = seen or containers.look(frame)
                 if attempts == 1 and graphs == dynamo.graphs_compiled():
                     continue
@@ -61,6 +61,11 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
                 if sys.version_info >= (3, 11):
                     error.add_note(_NOTE)
             raise
+
+
+def _others_have_worked() -> bool:
+    one = open_compiles.innermost()
+    return threads.others_are_alive() if one is None else threads.have_worked(one.look)
 
 
 def _surroundings() -> tuple[int, tuple[Any, ...]]:

@@ -11,8 +11,8 @@ a moment.
 
 from __future__ import annotations
 
-import _thread
 import functools
+import sys
 import weakref
 from collections.abc import Iterator
 from time import monotonic
@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
-from .._torch import cache, dynamo
-from . import frames
+from .._torch import cache, dynamo, threads
+from . import frames, later
 
 #: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
 #: first. Each use is one operation on a list, atomic by the GIL.
@@ -30,16 +30,17 @@ kept: list[tuple[float, Any, Any]] = []
 
 
 def keep(entry: Any) -> None:
-    """Keeps the guards and the code of an entry that is about to be invalidated, if another thread is alive.
+    """Keeps the guards and the code of an entry that is about to be invalidated, if another thread may be in them.
 
     It runs in finalizers, and so takes no lock.
     """
-    if _thread._count():
+    if threads.others_are_alive():
         kept.append((monotonic(), entry.guard_manager, entry.code))
+        later.soon()
 
 
 def let_go() -> None:
-    """Frees what nobody can be in the middle of any more. Called where a miss ends, and by a reset."""
+    """Frees what nobody can be in the middle of any more. Called where a miss ends, by a reset, and a moment later."""
     for _ in taken_if_over(kept):
         pass
 
@@ -63,7 +64,12 @@ def is_over(since: float) -> bool:
     It takes microseconds, and seldom a wait for the GIL: five milliseconds for each thread that wants it too. ``since``
     is in monotonic seconds.
     """
-    return since + GRACE_S + 0.02 * _thread._count() < monotonic()
+    return over_at(since) < monotonic()
+
+
+def over_at(since: float) -> float:
+    """Returns when such a step has ended, in monotonic seconds: with up to 20 other threads, in less than half one."""
+    return since + GRACE_S + 0.02 * (len(sys._current_frames()) - 1)
 
 
 #: Seconds that such a step takes at most, if nobody else wants the GIL.

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from .._common.errors import shorten
-from .._isolation import random_state
+from .._isolation import open_compiles, random_state
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, MembersPatch, Patch
 from .._torch import dynamo
@@ -44,6 +44,7 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
 
     @functools.wraps(original)
     def _patched_callback(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        before = open_compiles.innermost() if dynamo.compiles_here() else None
         try:
             return on_miss(original, self, frame, cache_entry, frame_state)
         except Retry:
@@ -52,7 +53,7 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
             shorten(error)
             raise
         finally:
-            random_state.ended(sys._getframe(1))
+            random_state.ended(before, sys._getframe(1))
             if cache_entries.kept or resets.outdated or resets.put_off:
                 resets.catch_up_after_a_miss()
 

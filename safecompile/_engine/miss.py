@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from .._common import events, forks, waits
-from .._isolation import random_state, settings, slots
+from .._isolation import open_compiles, settings, slots
 from .._torch import cache, dynamo
 from . import attempts, cache_entries, frames, resets, retry, returned
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
@@ -157,7 +157,7 @@ class _Call:
         self.outcome = "failed"
         if resets.cold:
             resets.begin_cold(self.code, self.frame_state)
-        random_state.began()
+        open_compiles.begin()
         dynamo.set_autograd_multithreading(False)
         self.reverts = settings.apply_for(self.callback, frames.dynamic_of_the_call)
         self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)

@@ -19,8 +19,8 @@ from typing import Any, Final
 from .._common import events
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
-from .._torch import cache, dynamo, state
-from . import cache_entries, frames, returned
+from .._torch import cache, dynamo, state, threads
+from . import cache_entries, frames, later, returned
 
 #: The functions whose outdated entries are to be taken out, and since when. The oldest first. Each use of this and of
 #: the next two is one operation on a list or dictionary, atomic by the GIL.
@@ -41,7 +41,7 @@ OUTDATED_AT_MOST: Final = 64
 
 def reset(code: CodeType, *, at_most: int | None = None) -> None:
     """Resets one function: torch's own way if this is the only thread and in no miss, else step by step."""
-    if dynamo.one_thread_is_alive() and not frames.in_a_miss():
+    if not threads.others_are_alive() and not frames.in_a_miss():
         cache.reset_code(code)
         left.pop(id(code), None)
         return
@@ -53,11 +53,13 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
     live = sum(map(cache.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
+        later.soon()
         return
     for manager in new:
         cache_entries.outdate(manager)
     if new:
         outdated.append((monotonic(), weakref.ref(code)))
+        later.soon()
     cache.forget_decisions(code)
     cold[id(code)] = weakref.ref(code)
 
@@ -65,7 +67,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
 def catch_up(*, at_most: int | None = None) -> None:
     """Takes out what nobody can be about to use any more, and resets what was put off.
 
-    Called before a reset and by the uninstallation, after which nobody would; and where a miss ends.
+    Called where a miss ends, before a reset, by the uninstallation, and a moment later by :mod:`.later`.
     """
     cache_entries.let_go()
     for since, reference in cache_entries.taken_if_over(outdated):
@@ -88,6 +90,18 @@ def catch_up_after_a_miss() -> None:
         catch_up()
     except Exception:  # noqa: BLE001 - whatever it is, it is not what the call is about
         events.log.exception("freeing what a reset has left failed; the call goes on, and a later one tries again")
+
+
+def due() -> float | None:
+    """Returns when there is something to be freed next (monotonic seconds), or None."""
+    # One look at each list: another thread may empty it.
+    waiting: list[float] = [one[0] for one in outdated[:1]] + [one[0] for one in cache_entries.kept[:1]]
+    if waiting:
+        return cache_entries.over_at(min(waiting))
+    return 0.0 if put_off else None
+
+
+later.task = (due, catch_up)
 
 
 def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:

@@ -29,10 +29,8 @@ from __future__ import annotations
 import ast
 import copy
 from types import CodeType, ModuleType
-from typing import Final
 
 from .._patching import rewriting
-from .._patching.families import Part
 from .._patching.patches import ClosurePatch, CodePatch, Patch
 from .._torch import dynamo
 from . import flights
@@ -114,16 +112,9 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     if change.changed != 1:
         msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
         raise LookupError(msg)
-    code = _with_constants(code, {_RETRY: flights.Retry, _REALLY: dynamo.really_nothing_compiled})
+    code = rewriting.with_constants(code, {_RETRY: flights.Retry, _REALLY: dynamo.really_nothing_compiled})
     wrappers = _WrapperPatch(dynamo.wrapper_code(call.__code__), dynamo.wrapper_code(code))
     return [CodePatch(call, code), wrappers]
-
-
-def _with_constants(code: CodeType, values: dict[str, object]) -> CodeType:
-    """Returns ``code`` with ``values`` in the places of the placeholders, in nested functions too."""
-    constants = (_with_constants(c, values) if isinstance(c, CodeType) else c for c in code.co_consts)
-    replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
-    return code.replace(co_consts=replaced)
 
 
 PARTS: Final = (Part("miss", dynamo.EVAL_FRAME, patches_of_eval_frame),)

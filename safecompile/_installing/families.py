@@ -23,6 +23,7 @@ def all_families() -> list[Family]:
         random_state,
         scoped_settings,
         settings,
+        shared_settings,
         stances,
         switches,
         triton_keys,
@@ -30,7 +31,7 @@ def all_families() -> list[Family]:
 
     files = (
         *(retry, callback, cache_entries),
-        *(fx, flex, graph_module, backward, switches, random_state, compiled_autograd),
+        *(fx, flex, graph_module, backward, switches, random_state, shared_settings, compiled_autograd),
         *(data_parallel, cuda_graphs, triton_keys, stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

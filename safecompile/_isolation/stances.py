@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from types import ModuleType
 from typing import Any, Final
 
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
+from .._torch import threads
 from . import stance_views as views
 
 #: Whether the C flag by which a call skips its guards is per thread (torch 2.15+), as far as could be found out.
@@ -30,7 +30,7 @@ class _ByThread:
         if value is True and name == host.SKIP_GUARDS and not _skip_is_per_thread:
             # Up to torch 2.14 skipping guards in one thread skips them in all: wrong results without a word.
             # With other threads alive the guards are checked, which is slower and right.
-            return threading.active_count() == 1
+            return not threads.others_are_alive()
         return value
 
 

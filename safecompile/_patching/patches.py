@@ -121,6 +121,7 @@ def late_references(patches: Iterable[Patch]) -> list[str]:
         if isinstance(patch, AttributePatch)
         and isinstance(patch.owner, types.ModuleType)
         and patch.owner.__name__.partition(".")[0] == "torch"
+        and not isinstance(patch.original, types.ModuleType)  # an import of torch's, which others import too
     }
     return [
         f"{module_name}.{name}"

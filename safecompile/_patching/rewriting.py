@@ -139,6 +139,13 @@ def _find(code: types.CodeType, name: str) -> types.CodeType:
     raise RewriteError(msg)
 
 
+def with_constants(code: types.CodeType, values: dict[str, object]) -> types.CodeType:
+    """Returns ``code`` with ``values`` in the places of the placeholders, in nested functions too."""
+    constants = (with_constants(c, values) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
+    return code.replace(co_consts=replaced)
+
+
 class ThreadLocalNames(ast.NodeTransformer):
     """Turns the global variable ``x`` into ``__safecompile_local__.x``.
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 from types import CodeType, FrameType, ModuleType
 from typing import Any
+
+from . import threads
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -86,7 +87,7 @@ def really_nothing_compiled(fn: Any) -> bool:
     """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
     # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
     # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
-    if one_thread_is_alive() or hasattr(fn, "_torchdynamo_disable"):
+    if not threads.others_are_alive() or hasattr(fn, "_torchdynamo_disable"):
         return True
     eval_frame = sys.modules[EVAL_FRAME]
     own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
@@ -117,20 +118,6 @@ def wants_one_graph(callback: Any) -> bool:
 def graphs_compiled() -> int:
     """Returns how many graphs Dynamo has handed to a backend in this process so far."""
     return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])
-
-
-def one_thread_is_alive() -> bool:
-    """Tells whether no other Python thread runs, but for helpers that never run code of the user's."""
-    if threading.active_count() == 1:
-        return True
-    me = threading.current_thread()
-    return all(one is me or _is_a_helper(one) for one in threading.enumerate())
-
-
-def _is_a_helper(thread: threading.Thread) -> bool:
-    # Inductor reads what its compile workers send in a thread, and tqdm, which it imports, looks at progress bars.
-    home = getattr(getattr(thread, "_target", None), "__module__", None) or ""
-    return home.startswith("torch._inductor.") or type(thread).__module__ == "tqdm._monitor"
 
 
 def global_settings() -> tuple[Any, ...]:

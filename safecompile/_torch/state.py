@@ -6,8 +6,10 @@ import operator
 import sys
 import threading
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+
+from . import threads
 
 COMPILER = "torch.compiler"
 EXPORT_UTILS = "torch._export.utils"
@@ -104,7 +106,7 @@ def set_stance(module: Any, value: Any) -> None:
 
 def skipping_guards_is_per_thread(module: Any) -> bool:
     """Tells whether the C flag for it is per thread (2.15+). Tried only while no other thread can be hurt by it."""
-    if threading.active_count() > 1:
+    if threads.others_are_alive():
         return False
     seen: list[bool] = []
     prior = module.set_skip_guard_eval_unsafe(True)
@@ -115,32 +117,3 @@ def skipping_guards_is_per_thread(module: Any) -> bool:
     finally:
         module.set_skip_guard_eval_unsafe(prior)
     return seen == [False]
-
-
-#: The calls by which a compile puts back, at its end, what belongs to the whole process.
-RESTORING = frozenset(
-    {
-        "torch.use_deterministic_algorithms",
-        "random.setstate",
-        "torch.random.set_rng_state",
-        "torch.cuda.set_rng_state",
-        "torch.set_rng_state",
-        "torch.set_default_dtype",
-        "torch._C._set_cublas_allow_tf32",
-        "torch._C._set_fp32_precision_setter",
-        "torch._C._unset_default_mobile_cpu_allocator",
-    }
-)
-
-#: The check, after that, that nothing is different: another thread may have set it.
-CHECKING = "guards.check()"
-
-
-def inner_code(code: CodeType) -> CodeType:
-    """Returns the code of the function that ``preserve_global_state`` puts around each compile."""
-    return next(one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == "_fn")
-
-
-def restores_random(function: FunctionType) -> bool:
-    """Tells whether ``preserve_global_state`` restores ``random`` itself (up to torch 2.12)."""
-    return "setstate" in inner_code(function.__code__).co_names

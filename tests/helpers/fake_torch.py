@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from safecompile._engine import flights, frames, miss, retry, returned
-from safecompile._torch import cache, dynamo
+from safecompile._isolation import open_compiles
+from safecompile._torch import cache, dynamo, threads
 
 from .scheduler import Scheduler
 
@@ -127,7 +128,6 @@ class FakeTorch:
             "is_frame_around_a_call": lambda frame: frame.f_code is FakeTorch._evaluate.__code__,
             "compile_events": dict,
             "graphs_compiled": lambda: len(self.compiles),
-            "one_thread_is_alive": lambda: False,
             "served_again": lambda entry: SimpleNamespace(
                 guarded_code=Guarded(entry.code, entry.guard_manager, entry.backend), apply_to_code=False
             ),
@@ -135,6 +135,9 @@ class FakeTorch:
         }.items():
             patch.setattr(dynamo if hasattr(dynamo, name) else cache, name, stand_in)
         patch.setattr(retry, "_wrappers", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
+        patch.setattr(threads, "others_are_alive", lambda: True)
+        patch.setattr(threads, "have_worked", lambda since: True)
+        patch.setattr(open_compiles, "begin", lambda: None)  # torch's callback, which ends it, is not here
         patch.setattr(frames, "region_strayed", lambda: None)
         stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
         for module in (miss, flights):

@@ -21,7 +21,7 @@ import torch
 
 from safecompile._common import waits
 from safecompile._engine import backward, cache_entries, flights, miss, returned
-from safecompile._torch import dynamo
+from safecompile._torch import dynamo, threads
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -88,7 +88,7 @@ def reset(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def reset() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(dynamo, "one_thread_is_alive", lambda: True)
+            patch.setattr(threads, "others_are_alive", lambda: False)
             torch.compiler.reset()
 
     return reset
