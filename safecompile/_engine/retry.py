@@ -31,6 +31,7 @@ import copy
 from types import CodeType, ModuleType
 
 from .._patching import rewriting
+from .._patching.families import Part
 from .._patching.patches import ClosurePatch, CodePatch, Patch
 from .._torch import dynamo
 from . import flights
