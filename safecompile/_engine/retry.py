@@ -29,6 +29,7 @@ from __future__ import annotations
 import ast
 import copy
 from types import CodeType, ModuleType
+from typing import Final
 
 from .._patching import rewriting
 from .._patching.families import Part
