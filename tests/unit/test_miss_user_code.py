@@ -80,7 +80,6 @@ class Unmade(torch.nn.Module):
 
 def device_of(*given: Any) -> str:
     """Returns the device that a miss of a function with these arguments finds."""
-
     frame = SimpleNamespace(f_code=(lambda a, b: (a, b)).__code__, f_locals=dict(zip("ab", given, strict=False)))
     return frames.device_of(frame)
 

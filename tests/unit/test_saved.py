@@ -1,4 +1,4 @@
-"""What is pickled or saved with the library loads without it: no pickle of the user's reaches an object of the library."""
+"""What is pickled or saved with the library loads without it: no pickle reaches an object of the library."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.helpers.nursery import in_forked_process
 WITHOUT = """
     import sys
     sys.modules["safecompile"] = None
-    import pickle, torch
-    kind, data = pickle.load(open(sys.argv[1], "rb"))
+    import io, os, pickle, torch
+    kind, data = pickle.load(open(os.environ["SAVED"], "rb"))
     loaded = pickle.loads(data) if kind == "pickle" else torch.load(io.BytesIO(data), weights_only=False)
     assert loaded(torch.ones(2, 2)).shape == (2, 2)
 """
