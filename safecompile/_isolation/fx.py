@@ -20,6 +20,7 @@ from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
+from .._patching.thread_modules import ModuleOfThreads
 from .._torch import dynamo
 from .._torch import fx as torch_fx
 from . import slots
@@ -156,13 +157,13 @@ def patches_of_symbolic_convert(module: ModuleType) -> list[Patch]:
 
 
 def patches_of_builder(module: ModuleType) -> list[Patch]:
-    """Returns the patch that has Dynamo take ``math`` for a module also while somebody traces; changes nothing."""
+    """Returns the patch that has Dynamo take modules of other classes for modules; changes nothing."""
     builder = module.SourcelessBuilder
     handlers = vars(builder)[torch_fx.TYPE_HANDLERS]
     if ModuleType not in handlers:
         msg = f"{module.__name__}.SourcelessBuilder's handler of modules"
         raise LookupError(msg)
-    more = {**handlers, slots.ModuleByThread: handlers[ModuleType]}
+    more = {**handlers, slots.ModuleByThread: handlers[ModuleType], ModuleOfThreads: handlers[ModuleType]}
     return [AttributePatch(builder, torch_fx.TYPE_HANDLERS, more)]
 
 

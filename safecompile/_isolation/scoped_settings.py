@@ -178,7 +178,7 @@ class _Patching:
         mine = [one for one in entered if any(_own(made.view.entry) is made.view for made in one.values())]
         for ends in (mine or entered)[-1:]:
             self.entered[:] = [one for one in self.entered if one is not ends]
-            for name, made in ends.items():
+            for name, made in reversed(ends.items()):  # an alias may have changed one setting twice
                 change_back(self.config, name, None, made)
 
 

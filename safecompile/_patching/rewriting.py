@@ -16,6 +16,7 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Iterable
+from typing import Any
 
 #: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
 LOCAL = "__safecompile_local__"
@@ -151,7 +152,7 @@ class ThreadLocalNames(ast.NodeTransformer):
 
     A flag, which is False nearly always and read on warm calls, is read as ``<whether it is on in any thread> and
     __safecompile_local__.x``: while it is off everywhere, that costs a jump more than reading the variable did. With
-    ``kept=True`` the variable itself tells whether it is on in any thread.
+    ``kept=True`` the variable itself tells whether it is on in any thread; where it is ``True`` it is on in all.
 
     With ``attributes=True`` it is ``module.x`` that is turned, for functions that reach into a module from outside.
     """
@@ -202,9 +203,12 @@ class ThreadLocalNames(ast.NodeTransformer):
         value = ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
         if node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return value
-        name = node.id if self.kept else anywhere(node.id)
-        flag = ast.copy_location(ast.Name(name, ast.Load()), node)
-        return ast.copy_location(ast.BoolOp(ast.And(), [flag, value]), node)
+        text = f"{node.id} and ({node.id} is True or here)" if self.kept else f"{anywhere(node.id)} and here"
+        both: Any = ast.parse(text, mode="eval").body
+        for part in ast.walk(both):
+            ast.copy_location(part, node)
+        (both.values[-1] if self.kept else both).values[-1] = value
+        return both  # type: ignore[no-any-return]
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)

@@ -1,7 +1,8 @@
 """Global variables of another library's module, one for each thread.
 
 The variable leaves the module's dictionary for a ``threading.local``, and the functions that use it are recompiled
-(:mod:`.rewriting`) to look there.
+(:mod:`.rewriting`) to look there. Whoever reads or assigns ``module.x`` from outside reaches the calling thread's
+value (:mod:`.thread_modules`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._common import forks
+from . import thread_modules
 from .patches import AttributePatch, CodePatch, Patch
 from .rewriting import LOCAL, SET_FLAG, ThreadLocalNames, anywhere, recompiled
 
@@ -70,6 +72,11 @@ def _mentions(code: types.CodeType, names: Iterable[str]) -> bool:
     )
 
 
+#: What a flag that stays in its module holds while it is on in some thread. ``True`` is what somebody else has
+#: assigned: then it is on in every thread, as without this library.
+ON_SOMEWHERE = 1
+
+
 class GlobalsPatch:
     """Makes global variables of a module per-thread; the functions that use them are patched with :class:`CodePatch`.
 
@@ -103,8 +110,10 @@ class GlobalsPatch:
 
         def __getattr__(name: str) -> Any:  # noqa: N807 - PEP 562
             if name in names:
-                return getattr(local, name)
-            if inherited is not None:
+                value = getattr(local, name)
+                if value is not thread_modules.DELETED:
+                    return value
+            elif inherited is not None:
                 return inherited(name)
             msg = f"module {module_name!r} has no attribute {name!r}"
             raise AttributeError(msg)
@@ -120,7 +129,12 @@ class GlobalsPatch:
                 threads.add(threading.get_ident())
             else:
                 threads.discard(threading.get_ident())
-            vars(self.module)[self._anywhere(name)] = bool(threads)
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        space, key = vars(self.module), self._anywhere(name)
+        if space.get(key) is not True:
+            space[key] = ON_SOMEWHERE if self.threads[name] else False
 
     def _anywhere(self, name: str) -> str:
         return name if self.keeps else anywhere(name)
@@ -131,8 +145,8 @@ class GlobalsPatch:
         space[SET_FLAG] = self.set_flag
         # A flag that is on just now is put back by whoever has it on.
         self.originals = {name: False if name in self.threads else space[name] for name in self.names}
-        for name, threads in self.threads.items():
-            space[self._anywhere(name)] = bool(threads)
+        for name in self.threads:
+            space[self._anywhere(name)] = ON_SOMEWHERE if self.threads[name] else False
         _applied.append(self)
 
     def revert(self) -> str | None:
@@ -140,7 +154,7 @@ class GlobalsPatch:
         if self in _applied:
             _applied.remove(self)
         if self.keeps:
-            space.update(self.originals)
+            space.update({name: value for name, value in self.originals.items() if space.get(name) is not True})
         if not self.is_still_used and not any(self.threads.values()):
             for name in (LOCAL, SET_FLAG, *map(anywhere, self.threads)):
                 space.pop(name, None)
@@ -155,11 +169,13 @@ class _NamesLeave:
 
     def apply(self) -> None:
         self.patch.getattr.apply()
+        thread_modules.exchange(self.patch.module, self.patch)
         for name in self.patch.names:
             del vars(self.patch.module)[name]
 
     def revert(self) -> str | None:
         space, originals = vars(self.patch.module), self.patch.originals
+        thread_modules.exchange(self.patch.module, None)
         foreign = [n for n, value in originals.items() if space.setdefault(n, value) is not value]
         return self.patch.getattr.revert() or (f"{self.patch.module.__name__}.{foreign[0]}" if foreign else None)
 
@@ -207,4 +223,4 @@ def after_fork_in_child() -> None:
     for patch in _applied:
         for name, threads in patch.threads.items():
             threads &= {threading.get_ident()}
-            vars(patch.module)[patch._anywhere(name)] = bool(threads)
+            patch._tell(name)
