@@ -19,7 +19,9 @@ def all_families() -> list[Family]:
         data_parallel,
         flex,
         fx,
+        graph_functions,
         graph_module,
+        kernel_launches,
         random_state,
         scoped_settings,
         settings,
@@ -31,6 +33,7 @@ def all_families() -> list[Family]:
     files = (
         *(retry, callback, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, compiled_autograd),
-        *(data_parallel, cuda_graphs, triton_keys, stances, resets, settings, scoped_settings),
+        *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)
