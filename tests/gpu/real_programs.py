@@ -42,6 +42,7 @@ def full_precision():
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN may be another release's
 
 
 def llama(attention="sdpa"):
@@ -259,7 +260,8 @@ def captures_beside_compiles():
                 def function(x, k=k):
                     return torch.nn.functional.softmax(x * (k + 1), -1).sum(0) + x.amax(0)
 
-                x = torch.randn(128, 96 + 32 * i, device=device())
+                generator = torch.Generator(device()).manual_seed(k)  # the default one is not to be used in a capture
+                x = torch.randn(128, 96 + 32 * i, device=device(), generator=generator)
                 close(torch.compile(function)(x), function(x), f"thread {i}, function {k}", rtol=1e-3, atol=1e-3)
 
     def work(i):
