@@ -23,6 +23,7 @@ def all_families() -> list[Family]:
         graph_module,
         kernel_launches,
         random_state,
+        recomputed_randomness,
         scoped_settings,
         settings,
         stances,
@@ -32,7 +33,7 @@ def all_families() -> list[Family]:
 
     files = (
         *(retry, callback, cache_entries),
-        *(fx, flex, graph_module, backward, switches, random_state, compiled_autograd),
+        *(fx, flex, graph_module, backward, switches, random_state, recomputed_randomness, compiled_autograd),
         *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
         *(stances, resets, settings, scoped_settings),
     )

@@ -155,19 +155,23 @@ def test_outputs_outlive_their_thread(managers: list[Manager]) -> None:
 
 def test_two_threads_make_one_function(managers: list[Manager], monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that call it first at once: none of them is left with a function, and graphs, that die with its call."""
-    meet = threading.Barrier(4, timeout=30)
-    make = cudagraph_trees.cudagraphify_impl
+    meet, make = threading.Barrier(4, timeout=30), cudagraph_trees.cudagraphify_impl
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         meet.wait()
         return made
 
-    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", slowly)
-    function = inductors_function()
-    kept = run_threads([lambda: call(function)] * 4)
-    assert len(kept) == len(managers) == 4
-    assert [len(one.managers()) for one in graph_trees.all_trees] == [1] * 4
+    def work() -> int:
+        result = call(function)
+        meet.wait()  # nobody has ended
+        return len([one for one in graph_trees.all_trees if one.managers()]) * len(result)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cudagraph_trees, "cudagraphify_impl", slowly)
+        function = inductors_function()
+        assert run_threads([work] * 4) == [4] * 4
+    assert len(managers) == 4
 
 
 def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[Manager]) -> None:

@@ -296,6 +296,7 @@ def test_a_gate_that_nobody_holds_any_more_is_found_out(installed: None, monkeyp
     def struck() -> None:
         run()
         gone_on.wait(30)
+        left[0].__exit__(None, None, None)
 
     thread = threading.Thread(target=struck, daemon=True)
     thread.start()
