@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from .._common import events
 from .._common.errors import shorten
-from .._isolation import settings
+from .._isolation import kernel_gates, settings
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
@@ -115,6 +115,7 @@ class _Turn:
         lock = dynamo.compile_lock()
         if lock._is_owned():
             return compile_now() if compiled() is None else compiled()
+        kernel_gates.assert_none_held("the compile lock")
         began = monotonic()
         waited_s = compiled_s = 0.0
         role, outcome = "follower", "failed"

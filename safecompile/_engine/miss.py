@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from .._common import events, forks, waits
-from .._isolation import open_compiles, settings, slots
+from .._isolation import kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo
 from . import attempts, cache_entries, frames, resets, retry, returned
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
@@ -109,6 +109,7 @@ class _Call:
     def wait_for(self, flight: Flight) -> None:
         """Waits until ``flight`` is over. This thread holds no lock."""
         assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
+        kernel_gates.assert_none_held("the result of another thread's compile")
         began, warned = monotonic(), False
 
         def look() -> None:
@@ -138,6 +139,7 @@ class _Call:
     def compile(self, lock: Any, flight: Flight) -> None:
         """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
         self.role = "leader"
+        kernel_gates.assert_none_held("the compile lock")
         began = monotonic()
         try:
             wait_for_lock(lock, self.code, self.device)

@@ -19,8 +19,11 @@ def all_families() -> list[Family]:
         data_parallel,
         flex,
         fx,
+        graph_functions,
         graph_module,
+        kernel_launches,
         random_state,
+        recomputed_randomness,
         scoped_settings,
         settings,
         shared_settings,
@@ -31,7 +34,9 @@ def all_families() -> list[Family]:
 
     files = (
         *(retry, callback, cache_entries),
-        *(fx, flex, graph_module, backward, switches, random_state, shared_settings, compiled_autograd),
-        *(data_parallel, cuda_graphs, triton_keys, stances, resets, settings, scoped_settings),
+        *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
+        compiled_autograd,
+        *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

@@ -32,7 +32,7 @@ from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._torch import cuda_graphs as host
 from .._torch import dynamo
-from . import graph_trees
+from . import graph_trees, kernel_gates
 
 _CALLS, _WAIT = "__safecompile_calls__", "__safecompile_wait_for_captures__"
 
@@ -215,6 +215,7 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = host.device_of(self, args)
+        kernel_gates.assert_none_held("a device for a CUDA graph")
         with ExitStack() as gates:
             for kind in kinds:
                 gates.enter_context(graph_trees.gate(kind, device))

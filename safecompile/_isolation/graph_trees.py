@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from .._common import environment, events, forks
 from .._torch import cuda_graphs as host
 from .._torch import dynamo
+from . import kernel_gates
 
 #: Seconds for which ``torch.cuda.synchronize()`` waits for another thread's capture, which takes milliseconds.
 CAPTURE_AT_MOST_S: Final = 10.0
@@ -147,11 +150,27 @@ def _begin() -> Trees | None:
 def wait_for_captures(device: Any = None) -> None:
     """Returns when no other thread captures on ``device`` (None: the current one), or after ten seconds.
 
-    A thread that holds the compile lock waits for half a second at most.
+    A thread that holds the compile lock or a kernel's gate waits for half a second at most.
     """
     lock = gates.get(("capture", host.index_of(device))) if gates else None
-    if lock is not None and lock.acquire(timeout=0.5 if dynamo.compiles_here() else CAPTURE_AT_MOST_S):
+    if lock is not None and lock.acquire(timeout=_patience_s()):
         lock.release()
+
+
+@contextmanager
+def no_capture_on(device: Any) -> Iterator[None]:
+    """Lets no other thread begin a capture on ``device``; waits for one as :func:`wait_for_captures` does."""
+    lock = gate("capture", host.index_of(device))
+    taken = lock.acquire(timeout=_patience_s())
+    try:
+        yield
+    finally:
+        if taken:
+            lock.release()
+
+
+def _patience_s() -> float:
+    return 0.5 if dynamo.compiles_here() or kernel_gates.held.count else CAPTURE_AT_MOST_S
 
 
 def was_in_the_way(error: Exception) -> bool:

@@ -23,6 +23,7 @@ RECORD = "_record"
 
 #: How a function that binds a tree manager writes the call.
 GET_MANAGER = "torch._inductor.cudagraph_trees.get_manager"
+COMPILE_FX = "torch._inductor.compile_fx"
 OUTPUT_CODE = "torch._inductor.output_code"
 CUDAGRAPHS_BACKEND = "torch._dynamo.backends.cudagraphs"
 
@@ -91,6 +92,28 @@ def binds_a_manager(module: ModuleType) -> list[FunctionType]:
     names = ("maybe_handle_backward_generation", "cudagraph_post_compile", "cudagraphs")
     found = [getattr(module, name, None) for name in names]
     return [one for one in found if isinstance(one, FunctionType) and _uses(one.__code__, "get_manager")]
+
+
+def where_cudagraphify_keeps_its_function(cudagraphify: FunctionType) -> str:
+    """Returns the variable in which a function with graphs keeps what it has made: for all threads, or for each.
+
+    Raises:
+        LookupError: it is not as in any release that was seen.
+    """
+    # torch 2.7-2.12: compiled_fn. 2.13+: thread_local. Drop the first when min torch > 2.12.
+    for code in cudagraphify.__code__.co_consts:
+        names = code.co_freevars if isinstance(code, CodeType) and code.co_name == "run" else ()
+        for name in ("thread_local", "compiled_fn"):
+            if {name, "cudagraphify_fn", "model", "static_input_idxs"} <= set(names):
+                return name
+    msg = f"what {cudagraphify.__qualname__} keeps between calls"
+    raise LookupError(msg)
+
+
+def uses_graph_trees(make: Any) -> bool:
+    """Tells whether ``make``, by which a function with graphs makes what replays, makes trees of graphs."""
+    trees = sys.modules.get(CUDAGRAPH_TREES)
+    return trees is not None and getattr(make, "func", None) is trees.cudagraphify_impl
 
 
 def _uses(code: CodeType, name: str) -> bool:

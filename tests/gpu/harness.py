@@ -136,7 +136,7 @@ def one_run(name, mode, repeat, deadline, logs):
             os.environ,
             TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor",
             TRITON_CACHE_DIR=f"{folder}/triton",
-            TORCHINDUCTOR_COMPILE_THREADS="3",
+            TORCHINDUCTOR_COMPILE_THREADS=os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "3"),
             OMP_NUM_THREADS="2",
         )
         command = [sys.executable, SCRIPT, "--child", name, mode]

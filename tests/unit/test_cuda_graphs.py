@@ -6,6 +6,7 @@ torch's own module runs; only its tree manager, which needs a GPU, is replaced.
 from __future__ import annotations
 
 import _thread
+import gc
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx as compile_fx
 import torch._inductor.cudagraph_trees as cudagraph_trees
 
 import safecompile
@@ -131,6 +133,45 @@ def test_beyond_the_number_of_threads(
         assert run_threads([work] * 5) == [[1]] * 5
     assert len(managers) == 2
     assert [record.message.count("SAFECOMPILE_CUDA_GRAPH_THREADS") for record in caplog.records] == [1]
+
+
+def inductors_function(model: Any = lambda inputs: [inputs[0] + 1]) -> Any:
+    """Returns what Inductor makes of a graph with CUDA graphs, at the end of its compile."""
+    return compile_fx.cudagraphify(model, device_index=0, stack_traces=[], is_backward=False, is_inference=True)
+
+
+def test_outputs_outlive_their_thread(managers: list[Manager]) -> None:
+    """One function serves all threads: one for each would die with its thread (2.13+), and its graphs with it."""
+    functions = [inductors_function()]
+    for number in range(3):
+        run_threads([lambda: call(functions[0])])
+        managers[-1].live = [1]
+        assert [one.managers() for one in graph_trees.all_trees] == [[one] for one in managers]
+        assert len(managers) == number + 1
+    functions.clear()
+    gc.collect()
+    assert [one.managers() for one in graph_trees.all_trees] == [[], [], []]  # with the compiled function, as in torch
+
+
+def test_two_threads_make_one_function(managers: list[Manager], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that call it first at once: none of them is left with a function, and graphs, that die with its call."""
+    meet, make = threading.Barrier(4, timeout=30), cudagraph_trees.cudagraphify_impl
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        meet.wait()
+        return made
+
+    def work() -> int:
+        result = call(function)
+        meet.wait()  # nobody has ended
+        return len([one for one in graph_trees.all_trees if one.managers()]) * len(result)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cudagraph_trees, "cudagraphify_impl", slowly)
+        function = inductors_function()
+        assert run_threads([work] * 4) == [4] * 4
+    assert len(managers) == 4
 
 
 def test_what_a_thread_had_is_freed_when_nobody_holds_an_output(managers: list[Manager]) -> None:
