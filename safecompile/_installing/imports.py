@@ -28,7 +28,7 @@ def is_lazy(module: ModuleType) -> bool:
     return type(module) is _LAZY
 
 
-class _Loader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg]
+class _Loader(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """A module's loader, which tells when it has run the module. The module is left with the loader itself."""
 
     def __init__(self, loader: Any, told: Told, *, is_lazy_no_more: bool = False) -> None:
@@ -92,7 +92,7 @@ class Finder:
             asking.discard(name)
         loader: Any = getattr(spec, "loader", None)
         if spec is not None and type(loader) is not _Loader and hasattr(loader, "exec_module"):
-            spec.loader = _Loader(loader, self.told)
+            spec.loader = _Loader(loader, self.told)  # type: ignore[assignment]
         return spec
 
     def _found_behind(self, name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
