@@ -17,6 +17,7 @@ def all_families() -> list[Family]:
         compiled_autograd,
         cuda_graphs,
         data_parallel,
+        first_uses,
         flex,
         fx,
         graph_module,
@@ -32,5 +33,6 @@ def all_families() -> list[Family]:
         *(retry, callback, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, compiled_autograd),
         *(data_parallel, cuda_graphs, triton_keys, stances, resets, settings, scoped_settings),
+        first_uses,
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)
