@@ -1,6 +1,6 @@
 """Applies the parts of families as their modules appear, and takes a family out whose part does not fit.
 
-A part whose module is not imported yet waits for its import (wrapt's import hooks): nothing is imported for its sake.
+A part whose module is not imported yet waits for its import (:mod:`.imports`): nothing is imported for its sake.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .._patching.patches import AttributePatch, Patch
 from .._patching.rewriting import RewriteError
 from .._patching.thread_globals import GlobalsPatch
 from .._torch import dynamo
+from . import imports
 
 families: list[Family] = []
-hooked: set[str] = set()
+_finder: imports.Finder | None = None
 active = False  # set before the installation is complete: import hooks apply what they wait for
 mismatch: HostMismatchError | None = None
 
@@ -37,41 +38,44 @@ def after_fork_in_child() -> None:
     installing = threading.RLock()
 
 
-def when_imported(family: str, part: Part) -> None:
-    """Applies ``part`` now if its module is there, else at its import."""
-    import wrapt
+def begin() -> None:
+    """Begins to listen for the imports of the modules that parts wait for. The caller holds ``installing``."""
+    global active, _finder
+    active = True
+    _finder = imports.Finder((part.module for family in families for part in family.parts), _at_import)
+    _finder.put_in()
+    for family in families:
+        for part in family.parts:
+            _when_imported(family.name, part)
 
+
+def end() -> list[str]:
+    """Takes everything out; returns what somebody else has patched since. The caller holds ``installing``."""
+    global active, mismatch, _finder
+    if _finder is not None:
+        _finder.take_out()
+    left = undo_all()
+    active, mismatch, _finder = False, None, None
+    return left
+
+
+def _when_imported(family: str, part: Part) -> None:
+    """Applies ``part`` now if its module is there; else its import will tell."""
     module = dynamo.loaded(part.module)
     if module is not None:
         _apply(family, part, module)
-        return
-    if part.module in hooked:
-        return
-    hooked.add(part.module)
-    _registering.now = True
-    try:
-        wrapt.register_post_import_hook(_at_import, part.module)
-    finally:
-        _registering.now = False
+    elif part.module in sys.modules and imports.is_lazy(sys.modules[part.module]):
+        imports.tell_of(sys.modules[part.module], _at_import)
+    elif part.module in sys.modules:
+        _missed.add(part.module)
 
 
-class _Registering(threading.local):
-    """Whether this thread is in wrapt's registration, which calls the hook at once for a half imported module."""
-
-    now = False
-
-
-_registering = _Registering()
-
-#: Modules of which another thread began the import after this one had looked, and before it had registered.
+#: Modules of which another thread had begun the import before the finder was in.
 _missed: set[str] = set()
 
 
 def _at_import(module: ModuleType) -> None:
     """Applies each part that has been waiting and whose module is there by now."""
-    if _registering.now:
-        _missed.add(module.__name__)
-        return
     with installing:
         if active:
             _apply_waiting(module)

@@ -17,6 +17,7 @@ def all_families() -> list[Family]:
         compiled_autograd,
         cuda_graphs,
         data_parallel,
+        first_uses,
         flex,
         fx,
         graph_functions,
@@ -37,6 +38,6 @@ def all_families() -> list[Family]:
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
         *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
-        *(stances, resets, settings, scoped_settings),
+        *(stances, resets, settings, scoped_settings, first_uses),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

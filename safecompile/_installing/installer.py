@@ -64,22 +64,16 @@ def install(*, timeout_s: float = 10.0) -> None:
         return
     environment.check_gil()
     environment.cuda_graph_threads()
-    importlib.import_module("wrapt")
     families = all_families()
     _wait_for_imports(families)
     with _quiet("install", timeout_s):
         if _installed:
             return
         applying.families[:] = families
-        applying.mismatch = None
-        applying.active = True
         try:
-            for family in applying.families:
-                for part in family.parts:
-                    applying.when_imported(family.name, part)
+            applying.begin()
         except BaseException:
-            applying.undo_all()
-            applying.active = False
+            applying.end()
             raise
         _installed = True
     applying.catch_up()
@@ -108,9 +102,9 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     with _quiet("uninstall", timeout_s):
         if _installed:
             _finish_resets()
-            left = applying.undo_all()
+            left = applying.end()
             _forget_slots()
-            _installed, applying.active, applying.mismatch = False, False, None
+            _installed = False
             for what in left:
                 warnings.warn(
                     f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "

@@ -28,6 +28,8 @@ AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
 def loaded(name: str) -> ModuleType | None:
     """Returns the module if it is imported and complete, else None."""
     module = sys.modules.get(name)
+    if type(module).__name__ == "_LazyModule":  # a look at any attribute would import it
+        return None
     spec = getattr(module, "__spec__", None)
     return None if getattr(spec, "_initializing", False) else module
 
