@@ -42,7 +42,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     global _skip_is_per_thread
     _skip_is_per_thread = host.skipping_guards_is_per_thread(module)
     views.eval_frame = module
-    original = module._set_stance
+    original = host.setter_of_stances(module)
 
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
@@ -55,12 +55,15 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
             views.decide(view)
             return prior
 
-    return [AttributePatch(module, "_set_stance", _patched_set_stance)]
+    return [AttributePatch(module, host.SET_STANCE, _patched_set_stance)]
 
 
 def patches_of_decorators(module: ModuleType) -> list[Patch]:
     """Returns the patches for the class behind torch.compiler.set_stance; changes nothing."""
-    cls, original, eval_frame = module.set_stance, module._set_stance, sys.modules[host.EVAL_FRAME]
+    cls, original, eval_frame = module.set_stance, host.setter_of_stances(module), sys.modules[host.EVAL_FRAME]
+    if original is host.setter_of_stances(eval_frame):
+        # Imported after the patch above went in, it has taken the patched one from there.
+        original = getattr(original, "__wrapped__", original)
     init, call, leave = cls.__init__, cls.__call__, cls.__exit__
 
     @functools.wraps(original)
@@ -95,8 +98,10 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
                 leave(self, *error)
                 views.settle()
 
+    setter = AttributePatch(module, host.SET_STANCE, _patched_set_stance)
+    setter.original = original
     return [
-        AttributePatch(module, "_set_stance", _patched_set_stance),
+        setter,
         AttributePatch(cls, "__init__", _patched_init),
         AttributePatch(cls, "__call__", _patched_call),
         AttributePatch(cls, "__enter__", _patched_enter),

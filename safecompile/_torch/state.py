@@ -91,6 +91,12 @@ def ddp_functions(module: ModuleType) -> Iterator[FunctionType]:
 #: What Python runs after the expression of a ``with`` statement: 3.11-3.13, 3.10, 3.14.
 WITH_OPCODES = frozenset({"BEFORE_WITH", "SETUP_WITH", "COPY"})
 
+#: The name, in ``eval_frame`` and in ``decorators``, of the function by which a stance is set.
+SET_STANCE = "_set_stance"
+
+#: Returns that function.
+setter_of_stances = operator.attrgetter(SET_STANCE)
+
 #: The field of a stance by which compiled calls skip their guards.
 SKIP_GUARDS = "skip_guard_eval_unsafe"
 
