@@ -34,10 +34,10 @@ def all_families() -> list[Family]:
     )
 
     files = (
-        *(retry, callback, cache_entries),
+        *(first_uses, retry, callback, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
         *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
-        *(stances, resets, settings, scoped_settings, first_uses),
+        *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

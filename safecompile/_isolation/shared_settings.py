@@ -81,4 +81,5 @@ def patches_of_setters(module: ModuleType) -> list[Patch]:  # noqa: ARG001 - the
     return [*patches, CodePatch(maker, code), ClosurePatch(*inner)]
 
 
-PARTS: Final = (Part("global state", dynamo.CONVERT_FRAME, patches_of_setters),)
+# When Dynamo is complete: until then one of these functions may be another one, which imports it first (first_uses).
+PARTS: Final = (Part("global state", dynamo.DYNAMO, patches_of_setters),)
