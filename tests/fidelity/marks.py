@@ -45,6 +45,10 @@ class Mark:
 #: Columns with a thread that the library knows of.
 BESIDE = (IDLE, POLLING, INDUCTOR)
 
+#: The settings that torch puts back after a compile, and programs that change them.
+PUT_BACK = ("default dtype", "deterministic", "warn only", "matmul precision")
+SETTING = ("left_on_by_compiled_code", "changed_where_the_compile_fails", "changed_by_a_backend")
+
 MARKS: tuple[Mark, ...] = (
     Mark(
         (
@@ -115,6 +119,13 @@ MARKS: tuple[Mark, ...] = (
     Mark(
         ("contexts/modes_of_the_user[function]",), "a TorchFunctionMode of the user's sees calls that a compile makes"
     ),
+    Mark(
+        ("introspection/of_names",), "some of torch's functions tell another file, or have attributes of the library's"
+    ),
+    Mark(
+        ("imports/after_a_cold_compile_with_inductor[*]",),
+        "after a cold compile with Inductor the library takes the process for one with two working threads",
+    ),
     Mark(("introspection/names_in",), "variables that became one for each thread are not in dir() of their module"),
     Mark(("configuration/as_a_whole[load]",), "a warning about a setting names the library's file"),
     Mark(
@@ -142,6 +153,7 @@ MARKS: tuple[Mark, ...] = (
             "seeds/drawn_by_a_backend[seeds]",
             "seeds/drawn_by_a_backend[random.seed]",
             "seeds/drawn_by_a_backend_that_fails[*]",
+            "seeds/drawn_around_a_compile[main]",
         ),
         "beside a thread that sleeps, what a trace or a backend draws is not put back",
         BESIDE,
@@ -152,7 +164,10 @@ MARKS: tuple[Mark, ...] = (
             "settings/written_in_compiled_code[deterministic]",
             "settings/written_in_compiled_code[precision]",
             "settings/written_in_compiled_code[dtype_in_a_callee]",
-            "settings/changed_where_the_compile_fails[deterministic]",
+            *(f"settings/{program}[{setting}]" for program in SETTING for setting in PUT_BACK),
+            "settings/for_a_while_in_compiled_code[default dtype]",
+            "settings/for_a_while_in_compiled_code[deterministic]",
+            "settings/for_a_while_in_compiled_code[matmul precision]",
         ),
         "beside a thread that sleeps, what a trace sets is not put back",
         BESIDE,

@@ -35,7 +35,7 @@ TORCH: dict[str, str] = {
     "inference mode": "torch.is_inference_mode_enabled()",
     "threads of torch": "torch.get_num_threads()",
     "anomaly mode": "(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())",
-    "autocast": "(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'), torch.is_autocast_cache_enabled())",
+    "autocast": "(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'))",
     "autograd threads": "torch._C._is_multithreading_enabled()",
     "view replay": "torch._C._is_view_replay_enabled()",
     "torch function": "(torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack())",

@@ -13,8 +13,8 @@ from ._common import Counting, attempt, ones, plus, user
 
 user(__file__)
 
-#: Functions and classes that the library changes, or that programs look at. Not CatchErrorsWrapper.__call__, in the place
-#: of which the library stands.
+#: Functions and classes that the library changes, or that programs look at. Not CatchErrorsWrapper.__call__, in whose
+#: place the library stands.
 NAMES = (
     "torch.compile",
     "torch.compiler.set_stance",
