@@ -49,6 +49,15 @@ def _folders_with_tests(session: nox.Session) -> list[str]:
 
 
 @nox.session
+@nox.parametrize("torch", ["2.9.1", "2.13.0", "2.15.0"])
+def fidelity(session: nox.Session, torch: str) -> None:
+    """Programs with one working thread, plain and with the library, in every column: hours for each release."""
+    session.env["PIP_CONFIG_FILE"] = os.devnull
+    session.install("--no-cache-dir", f"torch=={torch}", "-e", ".[test]")
+    session.run("python", "-m", "tests.fidelity", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Checks style and format."""
     session.install("ruff")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import _thread
-import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from .table import FOREIGN, IDLE, INDUCTOR, POLLING
 
@@ -79,6 +79,6 @@ def start(column: str) -> None:
 def tasks() -> int:
     """Returns the number of this process's threads, of whatever kind; 1 where the system does not tell."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return 1

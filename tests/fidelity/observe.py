@@ -35,7 +35,7 @@ TORCH: dict[str, str] = {
     "inference mode": "torch.is_inference_mode_enabled()",
     "threads of torch": "torch.get_num_threads()",
     "anomaly mode": "(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())",
-    "autocast": "(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'), torch.is_autocast_cache_enabled())",
+    "autocast": "(torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'))",
     "autograd threads": "torch._C._is_multithreading_enabled()",
     "view replay": "torch._C._is_view_replay_enabled()",
     "torch function": "(torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack())",
@@ -82,8 +82,12 @@ class Recorder:
         self.log.append(f"{record.name} {record.levelname}: {record.getMessage()}")
 
 
+_SEEDED: set[str] = {"random"}
+
+
 def seed() -> None:
     """Begins every sequence of random numbers anew."""
+    _SEEDED.update({"torch", "numpy"} & set(sys.modules))
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
@@ -92,11 +96,11 @@ def seed() -> None:
 
 
 def seeds() -> dict[str, str]:
-    """Returns a digest of each generator's state."""
+    """Returns a digest of the state of each generator that :func:`seed` has begun."""
     states: dict[str, Any] = {"random": random.getstate()}
-    if "torch" in sys.modules:
+    if "torch" in _SEEDED:
         states["torch"] = bytes(sys.modules["torch"].get_rng_state().untyped_storage())
-    if "numpy" in sys.modules:
+    if "numpy" in _SEEDED:
         states["numpy"] = [str(part) for part in sys.modules["numpy"].random.get_state()]
     return {name: hashlib.sha256(pickle.dumps(state)).hexdigest()[:12] for name, state in states.items()}
 

@@ -43,7 +43,7 @@ LATER = (
     "torch._dynamo.backends.debugging",
 )
 STAMP = re.compile(
-    r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \d+:\d+)?|\b\d+(\.\d+)? ?(s|ms|seconds)\b"
+    r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \d+:\d+)?|\b\d+(\.\d+)? ?(s|ms|us|seconds)\b"
 )
 
 
@@ -190,7 +190,13 @@ def _each_text(value: Any) -> Any:
 
 
 def _told(text: str) -> str:
-    return STAMP.sub("…", without_chance(text))
+    return _without_two_frames(STAMP.sub("…", without_chance(text)))
+
+
+def _without_two_frames(text: str) -> str:
+    """Takes the library's frames out of printed tracebacks, where no more than two stand together."""
+    frame = r'[^\n]*File "…/safecompile/[^\n]*\n(?:(?![^\n]*File ")[^\n]*(?:    )[^\n]*\n){0,2}'
+    return re.sub(f"(?:{frame})+", lambda found: found[0] if found[0].count("File ") > 2 else "", text)
 
 
 def _short(value: Any, limit: int = 200) -> str:

@@ -36,7 +36,7 @@ def _cells() -> Iterator[object]:
             yield pytest.param(program, column, id=f"{program.name}-{column}", marks=marks)
 
 
-@pytest.mark.parametrize(("program", "column"), _cells())
+@pytest.mark.parametrize(("program", "column"), list(_cells()))
 def test_the_library_is_not_noticed(runner: Runner, program: Program, column: str) -> None:
     """A program does the same with the library as without."""
     word, found = cell(runner, program, column)

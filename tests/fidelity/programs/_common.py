@@ -28,6 +28,13 @@ def plus(x: Any) -> Any:
     return x + 1
 
 
+def fresh() -> Callable[..., Any]:
+    """Returns a function that adds one, with code of its own: nothing of it is compiled yet."""
+    space: dict[str, Any] = {}
+    exec("def adds_one(x):\n    return x + 1", space)
+    return space["adds_one"]
+
+
 def ones(*shape: int) -> Any:
     return torch.ones(*(shape or (2,)))
 

@@ -143,7 +143,8 @@ def _nonzero(x):
 BREAKS = {
     f.__name__.strip("_"): f
     for f in (_print, _in_a_loop, _in_with, _in_own_with, _in_try, _in_a_callee, _on_data, _item, _in_a_comprehension,
-              _recursive, _global_effect, _list_effect, _closure_effect, _generator, _disabled_callee, _unsupported, _nonzero)
+              _recursive, _global_effect, _list_effect, _closure_effect, _generator, _disabled_callee, _unsupported,
+              _nonzero)
 }  # fmt: skip
 
 

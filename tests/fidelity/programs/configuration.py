@@ -10,7 +10,7 @@ import torch._dynamo.config
 
 from tests.fidelity.table import program
 
-from ._common import Counting, in_thread, ones
+from ._common import Counting, fresh, in_thread, ones
 
 
 def _read():
@@ -20,7 +20,7 @@ def _read():
 def _limited(*, shapes=5):
     backend = Counting(lambda: seen.append(_read()))
     seen = []
-    compiled = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
+    compiled = torch.compile(fresh(), backend=backend, dynamic=False)
     for i in range(shapes):
         compiled(ones(i + 1))
     return backend.calls, seen[:1]

@@ -24,7 +24,7 @@ IMPORTS = {
     "inductor": "import torch._inductor.compile_fx",
     "export": "import torch.export",
     "there is none": "try:\n import torch.there_is_none\nexcept ImportError as e:\n print(e, e.name)",
-    "in a thread": "import threading\nt = threading.Thread(target=__import__, args=('torch._dynamo',))\nt.start(); t.join()",
+    "in a thread": "import threading as t\na = t.Thread(target=__import__, args=['torch._dynamo'])\na.start();a.join()",
     "cold Adam": "import torch; torch.optim.Adam([torch.ones(1, requires_grad=True)]).step()",
 }
 

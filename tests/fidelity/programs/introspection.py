@@ -13,7 +13,8 @@ from ._common import Counting, attempt, ones, plus, user
 
 user(__file__)
 
-#: Functions and classes that the library changes, or that programs look at.
+#: Functions and classes that the library changes, or that programs look at. Not CatchErrorsWrapper.__call__, in whose
+#: place the library stands.
 NAMES = (
     "torch.compile",
     "torch.compiler.set_stance",
@@ -23,7 +24,6 @@ NAMES = (
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
     "torch._dynamo.eval_frame.OptimizedModule",
     "torch._dynamo.convert_frame.CatchErrorsWrapper",
-    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
     "torch.fx.Tracer.trace",
     "torch.fx.symbolic_trace",
     "torch.fx._symbolic_trace.is_fx_tracing",

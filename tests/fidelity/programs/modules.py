@@ -213,7 +213,6 @@ SUBCLASSES = {
     "list": lambda: nn.Sequential(*nn.ModuleList([Plain(), Plain()])),
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
     "shared": lambda: nn.Sequential(*[nn.ReLU()] * 2),
-    "jit": lambda: torch.jit.script(nn.ReLU()),
 }
 
 

@@ -31,11 +31,12 @@ def a_backend_that_compiles():
 @program()
 def a_backend_that_calls_the_function_itself():
     """A backend calls the function that is being compiled, with another shape."""
-    calls = []
+    calls, depth = [], []
 
     def backend(gm, inputs):
-        if len(calls) < 3:
-            calls.append(attempt(compiled, ones(len(calls) + 5)))
+        depth.append(1)
+        if len(depth) < 4:
+            calls.append(attempt(compiled, torch.ones([2] * (len(depth) + 1))))
         return gm.forward
 
     compiled = torch.compile(plus, backend=backend)

@@ -109,8 +109,8 @@ DAEMONS = {"sleeping": _sleeping, "calling": _calling, "compiling": _compiling, 
 @program(DAEMONS, ends=True, quick=("sleeping",))
 def left_with_a_daemon(work):
     """A daemon thread sleeps, calls, compiles, or waits for a compile, when the main thread ends."""
-    _daemon(work)
-    return Leaving("begun", lambda: time.sleep(0.7) if work is _waiting else None)
+    _compile()
+    return Leaving("compiled", lambda: _daemon(work))
 
 
 @program({"3": 3}, ends=True)

@@ -134,7 +134,8 @@ def pickled_by_protocol(protocol):
 
 
 @program({"compile": torch.compile, "set_stance": torch.compiler.set_stance, "trace": torch.fx.Tracer,
-          "is_compiling": torch.compiler.is_compiling, "module": torch.nn.Module, "reset": torch._dynamo.reset})  # fmt: skip
+          "is_compiling": torch.compiler.is_compiling, "module": torch.nn.Module, "reset": torch._dynamo.reset},
+)  # fmt: skip
 def functions_of_torch(function):
     """torch's own functions are pickled by reference, copied as themselves."""
     return pickle.dumps(function).decode("latin-1"), copy.deepcopy(function) is function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 from torch.compiler import set_stance
@@ -150,8 +151,13 @@ def left_in_another_thread(kind):
         stance.__enter__()
         left = in_thread(lambda: stance.__exit__(None, None, None))
     elif kind == 1:
-        in_thread(stance.__enter__)
+        entered, over = threading.Event(), threading.Event()  # both threads live, so that no ident is used again
+        thread = threading.Thread(target=lambda: (stance.__enter__(), entered.set(), over.wait()))
+        thread.start()
+        entered.wait()
         left = in_thread(lambda: stance.__exit__(None, None, None))
+        over.set()
+        thread.join()
     else:
         in_thread(stance.__enter__)
         left = attempt(stance.__exit__, None, None, None)

@@ -14,7 +14,7 @@ import torch
 
 from tests.fidelity.table import program
 
-from ._common import Counting, attempt, in_thread, ones, plus, told
+from ._common import Counting, attempt, fresh, in_thread, ones, plus, told
 
 
 @program({"gather": 0, "tasks": 1, "to_thread": 2, "taskgroup": 3}, quick=("gather",))
@@ -48,7 +48,7 @@ def settings_of_a_task():
 
     def limited():
         backend = Counting(lambda: seen.append(torch._dynamo.config.recompile_limit))
-        compiled = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
+        compiled = torch.compile(fresh(), backend=backend, dynamic=False)
         for n in range(1, 6):
             compiled(ones(n))
         return backend.calls
