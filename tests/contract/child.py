@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import threading
 import types
 import unittest
 from pathlib import Path
@@ -128,6 +129,8 @@ def _tests(suite: Any) -> Any:
 def main(settings: dict[str, Any]) -> None:
     """Runs ``files``; of them only the tests in ``tests``, if there are any, and none of those in ``done``."""
     faulthandler.enable()
+    if settings["idle_thread"]:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     if settings["safe"]:
         import safecompile.patch_all  # noqa: F401
     from torch.testing._internal import common_utils

@@ -57,7 +57,7 @@ class Runner:
         out, log = (self._folder / f"{self._count}.{kind}" for kind in ("jsonl", "log"))
         out.touch()
         told = {"snapshot": self._given.snapshot, "files": files, "out": str(out), **settings}
-        told["test_limit_s"] = self._given.test_limit
+        told |= {"test_limit_s": self._given.test_limit, "idle_thread": self._given.idle_thread}
         env = {
             **os.environ,
             "PYTHONPATH": str(HERE.parent.parent),
@@ -111,6 +111,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--python", default=sys.executable, help="interpreter with the torch to be looked at")
     parser.add_argument("--only", nargs="+", default=FILES, metavar="FILE", help="such as dynamo/test_misc.py")
     parser.add_argument("--together", action="store_true", help="one process for all files, not one for each")
+    parser.add_argument("--idle-thread", action="store_true", help="beside a thread that only sleeps")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--file-limit", type=float, default=1800.0, help="seconds for one file")
     parser.add_argument("--test-limit", type=float, default=300.0, help="seconds for one test")
@@ -120,7 +121,13 @@ def main(given: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child ends, too
     folder = Path(tempfile.mkdtemp(prefix="contract-"))
     runner = Runner(arguments, folder)
-    data: dict[str, Any] = {**versions(arguments.python), "together": arguments.together, "files": {}, "tests": []}
+    data: dict[str, Any] = {
+        **versions(arguments.python),
+        "together": arguments.together,
+        "idle thread": arguments.idle_thread,
+        "files": {},
+        "tests": [],
+    }
     print(f"torch {data['torch']}, Python {data['python']}, commit {data['commit']}; logs in {folder}", flush=True)
     for files in [arguments.only] if arguments.together else [[file] for file in arguments.only]:
         plain, safe = (runner.outcomes(files, safe=safe) for safe in (False, True))
