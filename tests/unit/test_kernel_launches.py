@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.cudagraph_trees
+from torch._inductor.codegen.multi_kernel import MultiKernelCall
 from torch._inductor.runtime import triton_heuristics
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,6 +107,41 @@ def test_a_kernel_is_tuned_once(side: str, meta: dict[str, Any], trial: int, con
         except AssertionError as raised:
             error = str(raised)
         assert len(driver.trials) > len(set(driver.trials)) or "load_kernel" in error
+
+
+class Choice(MultiKernelCall):  # type: ignore[misc]
+    """torch's own choice among kernels, but for the clock."""
+
+    def __init__(self, driver: Driver, kernels: list[Any]) -> None:
+        more = [{}] * ("arg_index" in inspect.signature(MultiKernelCall.__init__).parameters)
+        super().__init__("multi_kernel_0", kernels, *more)
+        self.driver, self.picked_kernel = driver, None
+
+    def load_cache(self) -> None:
+        """Finds nothing."""
+
+    store_cache = load_cache
+
+    def benchmark_sub_kernels(self, *_: Any, **__: Any) -> list[float]:
+        self.driver.on_trial(-2)
+        self.driver.trials.append(-2)
+        return [2.0, 1.0]
+
+    def _metrics_table_row(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    def _get_filtered_args(self, args: Any, _: int) -> Any:
+        return args
+
+
+def test_a_choice_among_kernels_is_made_once(side: str) -> None:
+    parked = Parked(-2)
+    driver = Driver(parked)
+    made = Choice(driver, [kernel(driver, 1), kernel(driver, 1)])
+    waited = launch_beside(made, parked)
+    assert waited == (side == "safe")
+    assert driver.trials == [-2] * (1 if side == "safe" else 2)
+    assert type(made) is Choice
 
 
 def test_many_threads_and_many_kernels(installed: None) -> None:
