@@ -32,15 +32,6 @@ from . import graph_trees, kernel_gates
 def patches_of_triton_heuristics(module: ModuleType) -> list[Patch]:
     """Returns the patches that make each new kernel an unfinished one; changes nothing."""
     tuner = host.tuner_class(module)
-
-    def and_then_unfinished(original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def _patched(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            _make_unfinished(self)
-
-        return _patched
-
     original_precompile = tuner.precompile
 
     @functools.wraps(original_precompile)
@@ -51,10 +42,25 @@ def patches_of_triton_heuristics(module: ModuleType) -> list[Patch]:
             return original_precompile(self, *args, **kwargs)
 
     return [
-        AttributePatch(tuner, "__init__", and_then_unfinished(tuner.__init__)),
-        AttributePatch(tuner, "__setstate__", and_then_unfinished(tuner.__setstate__)),
+        AttributePatch(tuner, "__init__", _and_then_unfinished(tuner.__init__)),
+        AttributePatch(tuner, "__setstate__", _and_then_unfinished(tuner.__setstate__)),
         AttributePatch(tuner, "precompile", _patched_precompile),
     ]
+
+
+def patches_of_multi_kernel(module: ModuleType) -> list[Patch]:
+    """Returns the patch for what tries several kernels; changes nothing."""
+    kernel = host.multi_kernel_class(module)
+    return [AttributePatch(kernel, "__init__", _and_then_unfinished(kernel.__init__))]
+
+
+def _and_then_unfinished(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _make_unfinished(self)
+
+    return _patched
 
 
 #: The class of the unfinished kernels of each class of torch's. Each use is one dictionary operation.
@@ -114,4 +120,7 @@ def _device(kernel: Any) -> Iterator[None]:
         yield
 
 
-PARTS: Final = (Part("kernels", host.TRITON_HEURISTICS, patches_of_triton_heuristics),)
+PARTS: Final = (
+    Part("kernels", host.TRITON_HEURISTICS, patches_of_triton_heuristics),
+    Part("kernels", host.MULTI_KERNEL, patches_of_multi_kernel),
+)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any, Final
 
 TRITON_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+MULTI_KERNEL = "torch._inductor.codegen.multi_kernel"
 CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 #: What Inductor's settings of a kernel ask for at its first launch, and the mark of a configuration that has had it.
@@ -30,14 +31,30 @@ def tuner_class(module: ModuleType) -> type[Any]:
     return tuner
 
 
+def multi_kernel_class(module: ModuleType) -> type[Any]:
+    """Returns the class of what tries several kernels at its first launch, and launches the fastest from then on."""
+    kernel: type[Any] = module.MultiKernelCall
+    for name in ("__init__", "run"):
+        if name not in vars(kernel):
+            msg = f"{module.__name__}.{kernel.__name__}.{name}"
+            raise LookupError(msg)
+    return kernel
+
+
 def name_of(kernel: Any) -> str:
     """Returns the name of a kernel."""
+    if hasattr(kernel, "multi_kernel_name"):
+        return str(kernel.multi_kernel_name)
     return str((getattr(kernel, "inductor_meta", None) or {}).get("kernel_name") or getattr(kernel, "fn", "?"))
 
 
 def is_ready(kernel: Any) -> bool:
     """Tells whether a launch of ``kernel`` does no more than launch: nothing is compiled, tried or loaded any more."""
     state = vars(kernel)
+    if "picked_kernel" in state:
+        # One that picks for each shape keeps its last pick between two steps of a launch: it is never ready.
+        by_shape = hasattr(kernel, "_get_shape_cache_key") and getattr(kernel, "_shape_specialize", True)
+        return state["picked_kernel"] is not None and state.get("_recorded", True) and not by_shape
     if state.get("triton_interpret") or state.get("_cached_launcher") is not None:  # the second: torch 2.13+
         return True
     launchers, wanted = state.get("launchers", ()), state.get("inductor_meta") or {}
@@ -50,11 +67,12 @@ def is_ready(kernel: Any) -> bool:
 def is_tuned(kernel: Any) -> bool:
     """Tells, of a kernel that has been launched, whether its first launch has left one launcher."""
     # Templates and user-defined kernels are not tuned by coordinate descent, and never get its mark.
-    return is_ready(kernel) or len(kernel.launchers) == 1
+    return is_ready(kernel) or len(vars(kernel).get("launchers", ())) == 1
 
 
 def cuda_device_of(kernel: Any) -> Any:
     """Returns the number of the CUDA device that ``kernel`` runs on, None for the current one, ``"none"`` for none."""
+    kernel = getattr(kernel, "_kernels", (kernel,))[0]
     meta = getattr(kernel, "triton_meta", None) or {}
     return meta.get("device") if meta.get("device_type") in ("cuda", "hip") else "none"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,3 +122,51 @@ def kernel(driver: Driver, configs: int = 3, cls: type[Any] = Tuner, **inductor_
     )
     made.driver = driver
     return made
+
+
+class Parked:
+    """Parks the first thread that tries the given configuration of a kernel."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.is_there, self.may_go = number, threading.Event(), threading.Event()
+
+    def __call__(self, number: int) -> None:
+        if number == self.number and not self.is_there.is_set():
+            self.is_there.set()
+            assert self.may_go.wait(30)
+
+
+@contextmanager
+def first_launch_in_a_thread(made: Any, parked: Parked) -> Iterator[None]:
+    """One thread launches ``made`` and is parked in the middle; it ends with the block."""
+    errors: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            made.run(stream=0)
+        except BaseException as error:
+            errors.append(error)
+
+    leader = threading.Thread(target=launch, name="leader", daemon=True)
+    leader.start()
+    assert parked.is_there.wait(30)
+    try:
+        yield
+    finally:
+        parked.may_go.set()
+        leader.join(30)
+    if errors:
+        raise errors[0]
+
+
+def launch_beside(made: Any, parked: Parked, patience_s: float = 0.5) -> bool:
+    """Launches ``made`` while another thread is in the middle of its first launch; tells whether this one waited."""
+    results: list[Any] = []
+    follower = threading.Thread(target=lambda: results.append(made.run(stream=0)), name="follower", daemon=True)
+    with first_launch_in_a_thread(made, parked):
+        follower.start()
+        follower.join(patience_s)
+        waited = follower.is_alive()
+    follower.join(30)
+    assert results, "the follower raised"
+    return waited
