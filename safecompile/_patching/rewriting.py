@@ -56,7 +56,7 @@ def recompiled(function: types.FunctionType, change: Callable[[ast.AST], ast.AST
             text = "".join(["\n" * (code.co_firstlineno - 1 - len(above)), *above, *lines])
             try:
                 if _compiled(text, code) == code:
-                    return _compiled(_edited(text, len(header), change), code)
+                    return _changed(text, len(header), change, code)
             except SyntaxError:
                 break  # the lines are not all of the function
     msg = f"the source of {function.__qualname__} in {code.co_filename} is not what is running"
@@ -68,13 +68,16 @@ def _compiled(source: str | ast.Module, code: types.CodeType) -> types.CodeType:
     return _find(compile(source, code.co_filename, "exec", flags=flags, dont_inherit=True), code.co_name)
 
 
-def _edited(text: str, depth: int, change: Callable[[ast.AST], ast.AST]) -> ast.Module:
+def _changed(text: str, depth: int, change: Callable[[ast.AST], ast.AST], code: types.CodeType) -> types.CodeType:
     tree = ast.parse(text)
     body: list[ast.AST] = tree.body  # type: ignore[assignment]
     for _ in range(depth):
         body = body[-1].body  # type: ignore[attr-defined]
     body[-1] = change(body[-1])
-    return ast.fix_missing_locations(tree)
+    try:
+        return _compiled(tree, code)
+    except TypeError:  # a node without a location; to look for them takes longer than to compile
+        return _compiled(ast.fix_missing_locations(tree), code)
 
 
 def _lines_by_indentation(code: types.CodeType) -> list[str]:
