@@ -6,6 +6,7 @@ A record is made (and probes what it relies on) before anything is changed; maki
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -60,16 +61,50 @@ def _exchange(old: types.CodeType, new: types.CodeType) -> None:
 
     Where something is frozen, what has come into being since is frozen with it afterwards: it can't be told apart.
     """
-    frozen = gc.get_freeze_count() > 0
-    if frozen:
-        gc.unfreeze()
-    try:
-        for one in gc.get_referrers(old):
-            if type(one) is types.FunctionType and one.__code__ is old:
-                one.__code__ = new
-    finally:
+    near = _functions_near(old)
+    if _references(old) - len(near) > _without_functions():  # elsewhere, too: a search through everything, 20 ms
+        frozen = gc.get_freeze_count() > 0
         if frozen:
-            gc.freeze()
+            gc.unfreeze()
+        try:
+            near = [one for one in gc.get_referrers(old) if type(one) is types.FunctionType and one.__code__ is old]
+        finally:
+            if frozen:
+                gc.freeze()
+    for one in near:
+        one.__code__ = new
+
+
+def _functions_near(code: types.CodeType) -> list[types.FunctionType]:
+    """Returns the functions with this code that the module of its file holds, by name or wrapped."""
+    found: dict[int, types.FunctionType] = {}
+    for module in list(sys.modules.values()):
+        if type(module) is not types.ModuleType or vars(module).get("__file__") != code.co_filename:
+            continue
+        pending = list(vars(module).values())
+        while pending:
+            value = pending.pop()
+            if type(value) is types.FunctionType:
+                pending.append(vars(value).get("__wrapped__"))
+                if value.__code__ is code:
+                    found[id(value)] = value
+    return list(found.values())
+
+
+def _references(code: types.CodeType) -> int:
+    return sys.getrefcount(code)
+
+
+@functools.cache
+def _without_functions() -> int:
+    """Returns how many references a code has that no function uses: it is a constant, and of a patch. Tried out."""
+    outer = compile("def outer():\n    def inner(): return 1\n", "", "exec").co_consts[0]
+    patch = ClosurePatch(next(one for one in outer.co_consts if isinstance(one, types.CodeType)), outer)
+    return _counted(patch.old, patch.new)
+
+
+def _counted(old: types.CodeType, new: types.CodeType) -> int:  # noqa: ARG001 - called as _exchange is
+    return _references(old)
 
 
 class AttributePatch:

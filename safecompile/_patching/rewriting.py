@@ -15,7 +15,7 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 #: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
@@ -45,46 +45,82 @@ def recompiled(function: types.FunctionType, change: Callable[[ast.AST], ast.AST
     Thread safety: reads only; may run at any time in any thread.
     """
     code = function.__code__
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError) as error:
-        msg = f"the source of {function.__qualname__} can't be read"
-        raise RewriteError(msg) from error
-    header = _enclosing(function) if lines[0][:1].isspace() else []
-
-    def build(names: tuple[str, ...], edit: Callable[[ast.AST], ast.AST] | None) -> types.CodeType:
-        preamble = [f"import {', '.join(names)}\n"] if names else []
-        tree = ast.parse("".join([*preamble, *header, *lines]))
-        if edit is not None:
-            body: list[ast.AST] = tree.body  # type: ignore[assignment]
-            for _ in header:
-                body = body[-1].body  # type: ignore[attr-defined]
-            body[-1] = edit(body[-1])
-            ast.fix_missing_locations(tree)
-        ast.increment_lineno(tree, first - 1 - len(preamble) - len(header))
-        flags = code.co_flags & _FUTURE_FLAGS
-        module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
-        return _find(module, code.co_name)
-
-    # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions. Which names it
-    # imports is guessed from their values; where that guess does not give the present code, the whole file is read.
-    for names_of in (_foreign_names, _imported_names):
-        names = names_of(function)
-        if build(names, None) == code:
-            return build(names, change)
+    for lines_of in (_lines_by_indentation, _lines_by_tokens):
+        lines = lines_of(code)
+        header = _enclosing(function) if lines[0][:1].isspace() else []
+        # CPython 3.11 and 3.12 call a method of a name that the module imports with other instructions. Which names it
+        # imports is guessed from their values; where that guess does not give the present code, the file is read.
+        for names_of in (_foreign_names, _imported_names):
+            names = names_of(function)
+            above = [*([f"import {', '.join(names)}\n"] if names else []), *header]
+            # Empty lines above keep every number of a line as it is in the file: far cheaper than to count up a tree.
+            text = "".join(["\n" * (code.co_firstlineno - 1 - len(above)), *above, *lines])
+            try:
+                if _compiled(text, code) == code:
+                    return _changed(text, len(header), change, code)
+            except SyntaxError:
+                break  # the lines are not all of the function
     msg = f"the source of {function.__qualname__} in {code.co_filename} is not what is running"
     raise RewriteError(msg)
 
 
+def _compiled(source: str | ast.Module, code: types.CodeType) -> types.CodeType:
+    flags = code.co_flags & _FUTURE_FLAGS
+    return _find(compile(source, code.co_filename, "exec", flags=flags, dont_inherit=True), code.co_name)
+
+
+def _changed(text: str, depth: int, change: Callable[[ast.AST], ast.AST], code: types.CodeType) -> types.CodeType:
+    tree = ast.parse(text)
+    body: list[ast.AST] = tree.body  # type: ignore[assignment]
+    for _ in range(depth):
+        body = body[-1].body  # type: ignore[attr-defined]
+    body[-1] = change(body[-1])
+    try:
+        return _compiled(tree, code)
+    except TypeError:  # a node without a location; to look for them takes longer than to compile
+        return _compiled(ast.fix_missing_locations(tree), code)
+
+
+def _lines_by_indentation(code: types.CodeType) -> list[str]:
+    """Returns the lines of ``code``: to the last that its code names, and on while lines are indented more."""
+    lines, first = linecache.getlines(code.co_filename), code.co_firstlineno - 1
+    if first >= len(lines):
+        msg = f"the source of {code.co_name} can't be read"
+        raise RewriteError(msg)
+    indentation = len(lines[first]) - len(lines[first].lstrip())
+    end = max(line for one in _with_nested(code) for _, _, line in one.co_lines() if line)
+    while end < len(lines) and (not lines[end].strip() or lines[end][: indentation + 1].isspace()):
+        end += 1
+    return lines[first:end]
+
+
+def _lines_by_tokens(code: types.CodeType) -> list[str]:
+    """Returns the lines of ``code``, where the indentation does not show its end; takes ten times as long."""
+    try:
+        return inspect.getsourcelines(code)[0]
+    except (OSError, TypeError) as error:
+        msg = f"the source of {code.co_name} can't be read"
+        raise RewriteError(msg) from error
+
+
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _with_nested(one)
+
+
 def _foreign_names(function: types.FunctionType) -> tuple[str, ...]:
     """Returns the global names in ``function`` whose values come from elsewhere."""
-    space, found, pending = function.__globals__, set(), [function.__code__]
-    while pending:
-        code = pending.pop()
-        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    space, found = function.__globals__, set()
+    for code in _with_nested(function.__code__):
         for name in code.co_names:
-            home = getattr(space.get(name), "__module__", None)
-            if isinstance(space.get(name), types.ModuleType) or (home and home != space["__name__"]):
+            value = space.get(name)
+            # Of an instance, which has the module of its class, nobody can tell whether it was imported.
+            if isinstance(value, types.ModuleType) or (
+                isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+                and value.__module__ != space["__name__"]
+            ):
                 found.add(name)
     return tuple(sorted(found))
 
@@ -113,8 +149,12 @@ def _imported_names(function: types.FunctionType) -> tuple[str, ...]:
 
 @functools.cache
 def _imports_in(filename: str) -> tuple[str, ...]:
-    found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse("".join(linecache.getlines(filename)))]
+    lines, found = linecache.getlines(filename), set[str]()
+    try:
+        tree = ast.parse("".join(_outside_definitions(lines)))
+    except SyntaxError:  # a string over many lines may look like anything
+        tree = ast.parse("".join(lines))
+    pending: list[ast.AST] = [tree]
     while pending:
         for child in ast.iter_child_nodes(pending.pop()):
             if isinstance(child, (ast.Import, ast.ImportFrom)):
@@ -122,6 +162,16 @@ def _imports_in(filename: str) -> tuple[str, ...]:
             elif isinstance(child, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
                 pending.append(child)
     return tuple(sorted(found - {"*"}))
+
+
+def _outside_definitions(lines: list[str]) -> Iterator[str]:
+    """Yields the lines that stand in no function or class of the module: a tenth of them, nearly always."""
+    inside = False
+    for line in lines:
+        if line[:1].strip() and line[0] not in "#)]}":
+            inside = line.startswith(("def ", "class ", "async def ", "@"))
+        if not inside:
+            yield line
 
 
 _FUTURE_FLAGS = __import__("__future__").annotations.compiler_flag
