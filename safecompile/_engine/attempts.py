@@ -68,5 +68,6 @@ def _others_have_worked() -> bool:
     return threads.others_are_alive() if one is None else threads.have_worked(one.look)
 
 
-def _surroundings() -> tuple[int, tuple[Any, ...]]:
-    return slots.changes, dynamo.global_settings()
+def _surroundings() -> tuple[int, int, tuple[Any, ...]]:
+    one = open_compiles.innermost()
+    return slots.changes, 0 if one is None else len(one.set_by_others), dynamo.global_settings()

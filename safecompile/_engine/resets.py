@@ -85,7 +85,7 @@ def catch_up(*, at_most: int | None = None) -> None:
 
 
 def catch_up_after_a_miss() -> None:
-    """Catches up, and logs what goes wrong, so that what came of the miss is neither lost nor another error."""
+    """Catches up, and logs what goes wrong, so that what came of a miss is neither lost nor another error."""
     try:
         catch_up()
     except Exception:  # noqa: BLE001 - whatever it is, it is not what the call is about
@@ -101,7 +101,7 @@ def due() -> float | None:
     return 0.0 if put_off else None
 
 
-later.task = (due, catch_up)
+later.task = (due, catch_up_after_a_miss)
 
 
 def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:

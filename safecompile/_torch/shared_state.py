@@ -103,6 +103,8 @@ SETTINGS: Final = {
     "torch._C._set_cublas_allow_tf32": Setting(
         lambda: (_torch()._C._get_cublas_allow_tf32(),),
         lambda value: _torch()._C._set_cublas_allow_tf32(*value),
+        # 2.9+ raises where it is read after the other has been set.
+        lambda: not hasattr(_torch()._C, "_get_fp32_precision_getter"),
     ),
     "torch._C._set_fp32_precision_setter": Setting(
         lambda: (_torch()._C._get_fp32_precision_getter("cuda", "matmul"),),

@@ -14,7 +14,7 @@ import torch
 import torch._dynamo
 
 import safecompile
-from safecompile._engine import cache_entries, resets, returned
+from safecompile._engine import cache_entries, later, resets, returned
 from safecompile._torch import cache
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
@@ -47,8 +47,9 @@ class Slow:
 
 
 @pytest.fixture
-def another_thread() -> Iterator[None]:
-    """One that runs all the time."""
+def another_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that runs all the time. What is freed a moment later is freed by the test alone."""
+    monkeypatch.setattr(later, "soon", lambda: None)
     ended = threading.Event()
 
     def run() -> None:
