@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.threads import Hung, in_fresh_process
+from tests.helpers.threads import in_fresh_process
 
 from .processes import passes_without_torch
 
