@@ -45,7 +45,7 @@ def dynamic_of_the_call() -> bool | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not retry.is_wrapper(frame.f_code):
         frame = frame.f_back
-    return None if frame is None else getattr(frame.f_locals.get("self"), "_dynamic", None)
+    return None if frame is None else dynamo.dynamic_of(frame)
 
 
 def region_strayed() -> int | None:

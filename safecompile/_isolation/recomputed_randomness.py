@@ -24,7 +24,7 @@ _THREADS: Final = "_safecompile_threads"
 def patches_of_runtime_wrappers(module: ModuleType) -> list[Patch]:
     """Returns the patches; changes nothing."""
     # torch 2.13+ has a class for it. Older releases keep it in a closure: there nothing is patched.
-    tracker: Any = getattr(module, "_AutogradRngStateTracker", None)
+    tracker = dynamo.rng_tracker(module)
     if tracker is None:
         return []
     forward, backward = tracker.add_forward_args, tracker.add_backward_args

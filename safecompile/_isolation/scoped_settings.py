@@ -59,7 +59,7 @@ _views: dict[int, list[_View]] = {}
 
 
 def _unset() -> Any:
-    return host.config_module()._UNSET_SENTINEL
+    return host.unset()
 
 
 class _Override:
@@ -145,7 +145,7 @@ def _end(view: _View) -> None:
 
 
 def _mark(config: Any, entry: Any) -> None:
-    config._is_dirty = True
+    host.touch(config)
     entry.hide = False
 
 
@@ -197,7 +197,7 @@ class Scoped(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
-        if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) in ("config", "torch._dynamo.config")):
+        if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) in host.OWN_CONFIG):
             return node
         self.changed = True
         view, arguments = f"{CHANGE}_{target.attr}", f"{ast.unparse(target.value)}, {target.attr!r}, None"

@@ -187,7 +187,8 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
         return [_patch_of_dynamic(module)]
     if is_off():
         return []
-    original = module._TorchDynamoContext.__init__
+    owner = dynamo.context_class(module)
+    original = owner.__init__
 
     @functools.wraps(original)
     def _patched_init(self: Any, callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +197,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
             gone = functools.partial(_taken.pop, id(callback))  # gets the reference as what to return if there is none
             _taken[id(callback)] = _Taken(weakref.ref(callback, gone), _here.token, host.own_values())
 
-    return [AttributePatch(module._TorchDynamoContext, "__init__", _patched_init)]
+    return [AttributePatch(owner, "__init__", _patched_init)]
 
 
 def _patch_of_dynamic(module: ModuleType) -> Patch:

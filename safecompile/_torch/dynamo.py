@@ -235,3 +235,13 @@ def backward_compiler(aot_wrappers: ModuleType) -> Any:
 def context_class(eval_frame: ModuleType) -> Any:
     """Returns the class whose instances ``torch.compile`` makes, and whose call makes the wrapper of a function."""
     return eval_frame._TorchDynamoContext
+
+
+def dynamic_of(wrapper: FrameType) -> bool | None:
+    """Returns what ``dynamic=`` was for the compiled function whose wrapper is running in this frame, or None."""
+    return getattr(wrapper.f_locals.get("self"), "_dynamic", None)
+
+
+def rng_tracker(aot_wrappers: ModuleType) -> Any:
+    """Returns the class that keeps random states for a recomputed forward (torch 2.13+), or None: a closure does it."""
+    return getattr(aot_wrappers, "_AutogradRngStateTracker", None)

@@ -129,3 +129,17 @@ def set_settings(config: Any, **values: Any) -> Callable[[], None]:
 def torch_folder() -> str:
     """Returns the folder of torch's own files, with a separator at its end."""
     return str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep
+
+
+#: How torch's own code names Dynamo's settings where it changes one for a while.
+OWN_CONFIG = ("config", "torch._dynamo.config")
+
+
+def unset() -> Any:
+    """Returns what stands where a setting has no value."""
+    return config_module()._UNSET_SENTINEL
+
+
+def touch(config: Any) -> None:
+    """Has torch ask anew for the hash of the settings."""
+    config._is_dirty = True
