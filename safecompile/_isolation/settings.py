@@ -143,6 +143,8 @@ def patches_of_config_module(module: ModuleType) -> list[Patch]:
         key, kind = (self.__name__, name), _kind(caller.f_code, own)
         if kind == "enter" and (key in _lacking.get() or _lacks(self, name)):
             _lacking.set({**_lacking.get(), key: _lacking.get().get(key, 0) + 1})
+        if name in host.settings_of(self):
+            host.warning(self)(name, host.settings_of(self)[name])  # once, and from here it names the user's line
         original(self, name, value)
         if kind == "exit" and key in _lacking.get():
             _one_less(key, value)

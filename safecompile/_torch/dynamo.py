@@ -192,14 +192,20 @@ def set_autograd_multithreading(enabled: bool) -> None:
     """
     import torch
 
-    torch._C._set_multithreading_enabled(enabled)
+    if torch._C._is_multithreading_enabled() != enabled:
+        with torch._C.DisableTorchFunction():  # a TorchFunctionMode of the user's would be called (2.7-2.15)
+            torch._C._set_multithreading_enabled(enabled)
 
 
-def autograd_on_this_thread() -> Any:
-    """Returns a context manager that keeps backward passes off autograd's worker threads."""
-    import torch
-
-    return torch.autograd.set_multithreading_enabled(False)
+@contextmanager
+def autograd_on_this_thread() -> Iterator[None]:
+    """Keeps backward passes off autograd's worker threads."""
+    before = autograd_multithreading()
+    set_autograd_multithreading(False)
+    try:
+        yield
+    finally:
+        set_autograd_multithreading(before)
 
 
 def compile_events() -> Any:

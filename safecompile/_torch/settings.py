@@ -143,3 +143,9 @@ def unset() -> Any:
 def touch(config: Any) -> None:
     """Has torch ask anew for the hash of the settings."""
     config._is_dirty = True
+
+
+def warning(config: Any) -> Callable[[str, Any], None]:
+    """Returns the method that warns, once, of a deprecated setting at the line that called its caller (2.13+)."""
+    found: Callable[[str, Any], None] | None = getattr(type(config), "_warn_if_deprecated", None)
+    return (lambda *_: None) if found is None else functools.partial(found, config)
