@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
