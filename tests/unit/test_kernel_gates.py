@@ -105,7 +105,7 @@ def test_a_gate_that_nobody_holds_any_more_is_found_out(installed: None, monkeyp
     """An exception from outside may strike between any two instructions; the lock it leaves behind holds up nobody."""
     monkeypatch.setattr(waits, "TICK_S", 0.05)
     made = kernel(Driver())
-    gone_on = threading.Event()
+    is_there, gone_on = threading.Event(), threading.Event()
     left: list[Any] = []
 
     def run() -> None:
@@ -114,11 +114,13 @@ def test_a_gate_that_nobody_holds_any_more_is_found_out(installed: None, monkeyp
 
     def struck() -> None:
         run()
-        gone_on.wait(30)
+        is_there.set()
+        gone_on.wait(60)
         left[0].__exit__(None, None, None)
 
     thread = threading.Thread(target=struck, daemon=True)
     thread.start()
+    assert is_there.wait(30)
     try:
         run_threads([lambda: made.run(stream=0)] * 3, timeout_s=30)
     finally:
