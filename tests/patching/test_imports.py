@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.threads import Hung, in_fresh_process
+from tests.helpers.threads import in_fresh_process
 
 from .processes import passes_without_torch
 
@@ -41,7 +41,7 @@ def run(name, call):
 
 a = run("A", {a})
 assert reached.wait(60), results
-b = run("B", lambda: (begun.set(), {b}()))
+b = run("B", lambda: (begun.set(), ({b})()))
 bystander = run("C", lambda: (begun.wait(30), time.sleep(0.2), importlib.import_module("colorsys")))
 for thread in (bystander, a, b):
     thread.join(60)
@@ -72,7 +72,6 @@ def test_import_of_a_submodule_beside_the_import_of_dynamo(name):
     passes_without_torch(program, timeout_s=200)
 
 
-@pytest.mark.red_twin
 def test_a_finder_that_imports_the_parent_hangs_every_import():
     """What the library's own finder must not do: with such a finder the same scene hangs, and a bystander with it."""
     program = STAGED.format(first=WAITING, a=RAW.format(""), b=RAW.format(".decorators"), verdict=NONE_HANGS)
@@ -91,6 +90,15 @@ def test_first_use_beside_the_import_of_dynamo(use):
     passes_without_torch(program, timeout_s=300)
 
 
+def test_first_use_in_plain_torch():
+    """The red twin: without the library torch.compile gets a half imported module (2.9.1, 2.13.0; 2.15.0 is right)."""
+    program = STAGED.format(first="", a="first_uses.adam", b="first_uses.compile_eager", verdict=ALL_RIGHT)
+    done = in_fresh_process(program, timeout_s=300)
+    if done.returncode == 0:
+        pytest.skip("this torch gets it right by itself")
+    assert done.returncode == 3 and "Error" in done.stdout, done.stdout + done.stderr
+
+
 def test_what_is_left_of_a_first_call():
     """Signature, source and identity of torch.compile are as before, and after the first call its code is torch's."""
     passes_without_torch(
@@ -102,7 +110,7 @@ def test_what_is_left_of_a_first_call():
     import safecompile.patch_all
     assert torch.compile is plain and plain.__code__ is not code
     assert inspect.signature(plain) == signature and inspect.getsource(plain) == text
-    assert callable(torch.compile(backend="eager")) and "torch._dynamo" not in sys.modules  # a decorator imports nothing
+    assert callable(torch.compile(backend="eager")) and "torch._dynamo" not in sys.modules
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
     assert plain.__code__ is code and torch.export.export.__code__.co_name == "export"
     assert not [one for one in torch.export.export.__code__.co_consts if callable(one)]  # nor does any other wait
