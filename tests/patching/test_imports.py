@@ -96,7 +96,8 @@ def test_first_use_in_plain_torch():
     done = in_fresh_process(program, timeout_s=300)
     if done.returncode == 0:
         pytest.skip("this torch gets it right by itself")
-    assert done.returncode == 3 and "Error" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Error" in done.stdout, done.stdout
 
 
 def test_what_is_left_of_a_first_call():
