@@ -17,7 +17,7 @@ from .._patching.families import Family
 from .._patching.patches import late_references
 from .._torch import dynamo
 from .._torch import fx as torch_fx
-from . import applying
+from . import applying, imports
 from .families import all_families
 
 _installed = False
@@ -151,7 +151,8 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
 def _wait_for_imports(families: list[Family]) -> None:
     """Waits for imports of torch's modules that other threads are in the middle of. This thread holds no lock."""
     for part in {part.module: part for family in families for part in family.parts}.values():
-        if part.module in sys.modules and dynamo.loaded(part.module) is None:
+        module = sys.modules.get(part.module)
+        if module is not None and not imports.is_lazy(module) and dynamo.loaded(part.module) is None:
             importlib.import_module(part.module)
 
 

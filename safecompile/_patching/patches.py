@@ -162,6 +162,7 @@ def late_references(patches: Iterable[Patch]) -> list[str]:
         f"{module_name}.{name}"
         for module_name, module in list(sys.modules.items())
         if isinstance(module, types.ModuleType) and module_name.partition(".")[0] not in ("torch", "safecompile")
-        for name, value in list(vars(module).items())
+        # Not vars(module): a look at any attribute of a lazy module imports it.
+        for name, value in list(object.__getattribute__(module, "__dict__").items())
         if id(value) in replaced and value is replaced[id(value)]
     ]

@@ -178,14 +178,9 @@ _FUTURE_FLAGS = __import__("__future__").annotations.compiler_flag
 
 
 def _find(code: types.CodeType, name: str) -> types.CodeType:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            if constant.co_name == name:
-                return constant
-            try:
-                return _find(constant, name)
-            except RewriteError:
-                continue
+    for one in _with_nested(code):
+        if one is not code and one.co_name == name:
+            return one
     msg = f"no function {name} in the source"
     raise RewriteError(msg)
 
