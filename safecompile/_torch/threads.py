@@ -41,6 +41,8 @@ class Look(NamedTuple):
     """The CPU times of the other threads that may run code of the user's, by clock; None where they can't be read."""
     excused: frozenset[int]
     """The clocks of helpers and of autograd's workers."""
+    tasks: frozenset[str]
+    """All threads that the system knows, those too that have not yet begun to run Python."""
     alone: bool
     """Whether there was no thread to watch."""
 
@@ -57,9 +59,10 @@ def others_are_alive() -> bool:
 def look() -> Look:
     """Returns what :func:`have_worked` compares with."""
     if not _clocks_can_be_read():
-        return Look(_newest_state(), None, frozenset(), not others_are_alive())
+        return Look(_newest_state(), None, frozenset(), frozenset(), not others_are_alive())
     helpers = {_clock(native) for native in _helpers()}
-    autograd = {_clock(native) for native in _autograd_workers()}
+    tasks = os.listdir(_TASKS)  # noqa: PTH208 - it is called in each compile
+    autograd = {_clock(native) for native in _autograd_workers(tasks)}
     me = _clock(threading.get_native_id())
     clocks = {}
     for clock in (autograd | set(_clocks_of_python())) - helpers - {me}:
@@ -67,14 +70,15 @@ def look() -> Look:
             clocks[clock] = time.clock_gettime_ns(clock)
         except OSError:  # it has ended just now
             clocks[clock] = -1
-    return Look(_newest_state(), clocks, frozenset(helpers | autograd), not clocks)
+    return Look(_newest_state(), clocks, frozenset(helpers | autograd), frozenset(tasks), not clocks)
 
 
 def have_worked(since: Look) -> bool:
     """Tells whether another thread that may run code of the user's has used CPU time since, or can't tell."""
     now = look()
     new = now.excused - since.excused
-    if now.states - since.states > len(new):
+    ended = {_clock(int(task)) for task in since.tasks - now.tasks} - since.excused
+    if ended or now.states - since.states > len(new):
         return True
     if now.clocks is None or since.clocks is None:
         return not (now.alone and since.alone)
@@ -118,8 +122,7 @@ def _clocks_can_be_read() -> bool:
 _names: dict[str, str] = {}
 
 
-def _autograd_workers() -> list[int]:
-    tasks = os.listdir(_TASKS)  # noqa: PTH208 - it is called in each compile
+def _autograd_workers(tasks: list[str]) -> list[int]:
     for gone in _names.keys() - set(tasks):
         _names.pop(gone, None)
     for task in tasks:

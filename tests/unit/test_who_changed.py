@@ -181,6 +181,30 @@ def test_a_thread_that_comes_and_goes_within_a_compile_is_seen():
     assert "drawn twice" in str(run(COMES_AND_GOES, prepare=blind)), "red"
 
 
+NOT_YET_BEGUN = """
+import os
+
+def backend(graph, _):
+    torch.rand(2)
+    while len(os.listdir("/proc/self/task")) > threads_before:
+        time.sleep(0.01)
+    return graph.forward
+
+drawn, threads_before = [], len(os.listdir("/proc/self/task"))
+f = torch.compile(cold("return x + 1"), backend=backend)
+torch.manual_seed(1)
+sys.setswitchinterval(5.0)  # it is there, and gets no turn before the backend sleeps
+_thread.start_new_thread(lambda: drawn.append(torch.rand(1).item()), ())
+f(torch.ones(2))
+assert drawn[0] not in [torch.rand(1).item() for _ in range(9)], "drawn twice"
+"""
+
+
+def test_a_thread_that_was_made_but_had_not_begun_is_seen():
+    """It runs no Python code yet where the compile begins, and is gone where it ends."""
+    assert run(NOT_YET_BEGUN) is None
+
+
 FOR_A_WHILE = """
 f = cold('''
     a = torch.ones(2) + x
