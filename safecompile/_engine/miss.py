@@ -34,6 +34,7 @@ from .._isolation import kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo
 from . import attempts, cache_entries, frames, resets, retry, returned
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
+from .lookup import find
 
 
 def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
@@ -59,31 +60,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     call = _Call(original, callback, frame, cache_entry, frame_state)
     if lock._is_owned():
         return call.inside_a_compile()
-    backward, multithreading = dynamo.in_backward(), dynamo.autograd_multithreading()
-    flight: Flight | None = None
-    try:
-        try:
-            while True:
-                call.entry = find(callback, frame)
-                if call.entry is not None:
-                    break
-                flight = Flight((id(call.code), call.device), call.code, sys._getframe())
-                other = flight if backward else flights.setdefault(flight.key, flight)
-                # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
-                if other.is_this_threads():
-                    call.compile(lock, flight)
-                    break
-                call.wait_for(other)
-                if other.skip is not None:
-                    call.result, call.outcome = cache.skipped_again(callback, other.skip, frame), "skipped"
-                    break
-        finally:
-            call.settle(lock, flight, multithreading)
-    finally:
-        call.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
-        events.emit(call.code, call.device, call.role, call.waited_s, call.compiled_s, call.outcome)
-        if call.wrapped is not None:
-            events.warn_of_wrapping(call.code, call.wrapped)
+    call.handle(lock)
     strayed = frames.region_strayed()
     if strayed is not None:
         dynamo.set_region(strayed)  # torch publishes the entry in the region that is set now
@@ -105,6 +82,35 @@ class _Call:
         self.wrapped: str | None = None  # a name that FX had wrapped for another thread meanwhile
         self.role, self.outcome = "follower", "failed"
         self.waited_s = self.compiled_s = 0.0
+
+    def handle(self, lock: Any) -> None:
+        """Finds what is wanted, waits for it or makes it; leaves nothing behind, whatever happens."""
+        backward, multithreading = dynamo.in_backward(), dynamo.autograd_multithreading()
+        flight: Flight | None = None
+        try:
+            try:
+                while True:
+                    self.entry = find(self.callback, self.frame)
+                    if self.entry is not None:
+                        break
+                    flight = Flight((id(self.code), self.device), self.code, sys._getframe())
+                    other = flight if backward else flights.setdefault(flight.key, flight)
+                    # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
+                    if other.is_this_threads():
+                        self.compile(lock, flight)
+                        break
+                    self.wait_for(other)
+                    if other.skip is not None:
+                        self.result = cache.skipped_again(self.callback, other.skip, self.frame)
+                        self.outcome = "skipped"
+                        break
+            finally:
+                self.settle(lock, flight, multithreading)
+        finally:
+            self.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
+            events.emit(self.code, self.device, self.role, self.waited_s, self.compiled_s, self.outcome)
+            if self.wrapped is not None:
+                events.warn_of_wrapping(self.code, self.wrapped)
 
     def wait_for(self, flight: Flight) -> None:
         """Waits until ``flight`` is over. This thread holds no lock."""
@@ -217,24 +223,6 @@ def being_compiled() -> tuple[CodeType, str]:
             return call.code, call.device
         frame = frame.f_back
     return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
-
-
-def find(callback: Any, frame: Any) -> Any:
-    """Returns a compiled version that fits ``frame``, published or about to be, or None.
-
-    It compares what torch's own look-up compares: the backend, the region, the guards.
-    """
-    code, region, backend = frame.f_code, dynamo.region(), None
-    about_to_be = [one for its_code, one in returned.about_to_be_published() if its_code is code]
-    for entry in [*cache.cache_entries(code), *about_to_be]:
-        made_for = cache_entries.what_for(entry.guard_manager)
-        if made_for is None or made_for[1] != region or cache_entries.is_outdated(entry.guard_manager):
-            continue
-        if backend is None:
-            backend = cache.backend_of(callback)
-        if cache.is_same_backend(made_for[0], backend) and cache_entries.fits(entry.guard_manager, frame.f_locals):
-            return entry
-    return None
 
 
 @forks.in_child

@@ -74,13 +74,19 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 def own_values() -> dict[tuple[str, str], tuple[Any, Any]]:
     """Returns the settings that have a value in this context: (config module's name, setting) -> (module, value)."""
-    # A context holds the variables that were set in it, some dozen; there are many hundred settings.
-    found = {}
-    for variable, value in contextvars.copy_context().items():
-        place = _setting_of(variable)
-        if place is not None and value is not sys.modules[CONFIG_MODULE]._UNSET_SENTINEL:
-            found[place[0].__name__, place[1]] = (place[0], value)
-    return found
+    # A context holds the variables that were set in it: some dozen, and two more for each compile, which torch leaves
+    # there (2.13); there are many hundred settings. So the shorter list is gone through.
+    unset, places, context = (
+        sys.modules[CONFIG_MODULE]._UNSET_SENTINEL,
+        _settings_by_variable(),
+        contextvars.copy_context(),
+    )
+    there = context if len(context) < len(places) else places
+    return {
+        (place[0].__name__, place[1]): (place[0], value)
+        for variable in there
+        if (place := places.get(variable)) is not None and (value := context.get(variable, unset)) is not unset
+    }
 
 
 #: The setting of each context variable; and the config modules that were gone through for it.
@@ -88,12 +94,12 @@ _places: dict[Any, tuple[Any, str]] = {}
 _gone_through: set[str] = set()
 
 
-def _setting_of(variable: Any) -> tuple[Any, str] | None:
+def _settings_by_variable() -> dict[Any, tuple[Any, str]]:
     for config in configs():
         if config.__name__ not in _gone_through:
             _places.update({entry.user_override: (config, name) for name, entry in settings_of(config).items()})
             _gone_through.add(config.__name__)
-    return _places.get(variable)
+    return _places
 
 
 def own_value(config: Any, name: str) -> Any:

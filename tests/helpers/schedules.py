@@ -9,7 +9,7 @@ import pytest
 
 from safecompile._common import events, waits
 from safecompile._engine import flights as flights_module
-from safecompile._engine import miss, returned
+from safecompile._engine import lookup, miss, returned
 
 from .fake_torch import FakeTorch
 from .scheduler import Scheduler, Worker
@@ -38,7 +38,10 @@ def run(
         change: brings a bug into the engine for this run.
     """
     scheduler = Scheduler(
-        choose, [one.__file__ for one in (miss, flights_module, returned, waits)], opcodes=opcodes, inject=inject
+        choose,
+        [one.__file__ for one in (miss, flights_module, lookup, returned, waits)],
+        opcodes=opcodes,
+        inject=inject,
     )
     told: list[events.Miss] = []
     with pytest.MonkeyPatch.context() as patch:

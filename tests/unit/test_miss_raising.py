@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from safecompile._common import waits
-from safecompile._engine import backward, cache_entries, flights, miss, returned
+from safecompile._engine import backward, cache_entries, flights, lookup, miss, returned
 from safecompile._torch import dynamo, threads
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
-FILES = (miss, flights, returned, waits, cache_entries, backward)
+FILES = (miss, flights, lookup, returned, waits, cache_entries, backward)
 ENGINE = frozenset(str(one.__file__) for one in FILES)
 
 
