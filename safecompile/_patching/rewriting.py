@@ -83,7 +83,7 @@ def _changed(text: str, depth: int, change: Callable[[ast.AST], ast.AST], code: 
 
 def _lines_by_indentation(code: types.CodeType) -> list[str]:
     """Returns the lines of ``code``: to the last that its code names, and on while lines are indented more."""
-    lines, first = linecache.getlines(code.co_filename), code.co_firstlineno - 1
+    lines, first = _lines_in(code.co_filename), code.co_firstlineno - 1
     if first >= len(lines):
         msg = f"the source of {code.co_name} can't be read"
         raise RewriteError(msg)
@@ -92,6 +92,16 @@ def _lines_by_indentation(code: types.CodeType) -> list[str]:
     while end < len(lines) and (not lines[end].strip() or lines[end][: indentation + 1].isspace()):
         end += 1
     return lines[first:end]
+
+
+@functools.lru_cache(maxsize=4)
+def _lines_in(filename: str) -> list[str]:
+    """Returns the lines of a file. None stay in ``linecache``: with them Python's warnings would take another way."""
+    known = filename in linecache.cache
+    lines = linecache.getlines(filename)
+    if not known:
+        linecache.cache.pop(filename, None)
+    return lines
 
 
 def _lines_by_tokens(code: types.CodeType) -> list[str]:
@@ -149,7 +159,7 @@ def _imported_names(function: types.FunctionType) -> tuple[str, ...]:
 
 @functools.cache
 def _imports_in(filename: str) -> tuple[str, ...]:
-    lines, found = linecache.getlines(filename), set[str]()
+    lines, found = _lines_in(filename), set[str]()
     try:
         tree = ast.parse("".join(_outside_definitions(lines)))
     except SyntaxError:  # a string over many lines may look like anything

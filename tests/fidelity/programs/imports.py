@@ -37,7 +37,11 @@ def imported(code):
     return (
         len(found),
         found[-1:],
-        [type(finder).__name__ for finder in sys.meta_path if "wrapt" not in type(finder).__module__],
+        [
+            type(finder).__name__
+            for finder in sys.meta_path
+            if type(finder).__module__.partition(".")[0] not in ("wrapt", "safecompile")
+        ],
     )
 
 
