@@ -9,16 +9,23 @@ the warm thread compiles again after each). Each scene and variant has a process
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._common import anonymous, environment, environment_line, percentile, result_path, run_child, say, write_json
+from ._common import (
+    anonymous,
+    environment,
+    environment_line,
+    main,
+    percentile,
+    result_path,
+    run_child,
+    say,
+    write_json,
+)
 
 SCENES = ("quiet", "same function", "other functions", "traces", "resets")
 VARIANTS = ("plain", "safe", "rlock in every call", "wrapt.synchronized")
@@ -150,7 +157,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)
-        os._exit(0)
-    say(f"results: {run(arguments()).name}")
+    main(child, run, arguments)

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
-import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +20,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ._common import bootstrap, environment, environment_line, result_path, rounded, run_child, say, write_json
+from ._common import (
+    bootstrap,
+    environment,
+    environment_line,
+    main,
+    result_path,
+    rounded,
+    run_child,
+    say,
+    write_json,
+)
 
 NAMES = ("warmup", "warmup again", "safe")
 
@@ -232,7 +239,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)
-        os._exit(0)  # the drafters' threads are not waited for
-    say(f"results: {run(arguments()).name}")
+    main(child, run, arguments)

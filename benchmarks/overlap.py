@@ -10,9 +10,6 @@ keeps of one compile in variables of the process put aside for that time.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import threading
 import time
 import traceback
@@ -23,7 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import anonymous, environment, environment_line, result_path, rounded, run_child, say, write_json
+from ._common import (
+    anonymous,
+    environment,
+    environment_line,
+    main,
+    result_path,
+    rounded,
+    run_child,
+    say,
+    write_json,
+)
 from ._host import give_lock_up_while_kernels_compile, phases
 
 PUT_ASIDE = "given up, state put aside"
@@ -103,7 +110,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)
-        os._exit(0)
-    say(f"results: {run(arguments()).name}")
+    main(child, run, arguments)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor.cudagraph_trees
 
-import safecompile
 from safecompile._isolation import cuda_graphs, graph_trees
 from tests.helpers.kernels import Driver, Parked, first_launch_in_a_thread, kernel
 from tests.helpers.threads import run_threads
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    safecompile.uninstall()
 
 
 @pytest.fixture

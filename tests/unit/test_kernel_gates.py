@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ import torch
 import torch._inductor.cudagraph_trees
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import safecompile
 from safecompile._common import events, waits
 from safecompile._isolation import kernel_gates
 from tests.helpers.kernels import Driver, Parked, Tuner, kernel, launch_beside
@@ -21,13 +20,6 @@ from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    safecompile.uninstall()
 
 
 def test_a_thread_that_has_a_gate_waits_for_no_second(installed: None) -> None:

@@ -8,7 +8,6 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from tests.helpers.kernels import Driver, Parked, Tuner, first_launch_in_a_threa
 from tests.helpers.threads import run_threads
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    safecompile.uninstall()
 
 
 #: What is asked of a kernel, and which trial is the one to be parked in.

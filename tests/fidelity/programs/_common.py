@@ -24,6 +24,11 @@ class Counting:
         return gm.forward
 
 
+def named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Returns functions by their names, without the underscores around them."""
+    return {function.__name__.strip("_"): function for function in functions}
+
+
 def plus(x: Any) -> Any:
     return x + 1
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.fidelity.table import program
 
-from ._common import Counting, attempt, ones, told
+from ._common import Counting, attempt, named, ones, told
 
 said: list[str] = []
 COUNT = 0
@@ -140,12 +140,25 @@ def _nonzero(x):
     return x[x > 0]
 
 
-BREAKS = {
-    f.__name__.strip("_"): f
-    for f in (_print, _in_a_loop, _in_with, _in_own_with, _in_try, _in_a_callee, _on_data, _item, _in_a_comprehension,
-              _recursive, _global_effect, _list_effect, _closure_effect, _generator, _disabled_callee, _unsupported,
-              _nonzero)
-}  # fmt: skip
+BREAKS = named(
+    _print,
+    _in_a_loop,
+    _in_with,
+    _in_own_with,
+    _in_try,
+    _in_a_callee,
+    _on_data,
+    _item,
+    _in_a_comprehension,
+    _recursive,
+    _global_effect,
+    _list_effect,
+    _closure_effect,
+    _generator,
+    _disabled_callee,
+    _unsupported,
+    _nonzero,
+)
 
 
 @program(BREAKS, quick=("in_own_with",))

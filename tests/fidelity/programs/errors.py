@@ -9,7 +9,7 @@ import torch
 
 from tests.fidelity.table import program
 
-from ._common import Counting, attempt, error, ones, plus, user
+from ._common import Counting, attempt, error, named, ones, plus, user
 
 user(__file__)
 
@@ -62,11 +62,9 @@ def _interrupt(x):
     raise KeyboardInterrupt
 
 
-FUNCTIONS = {
-    f.__name__.strip("_"): f
-    for f in (_raises, _after_a_break, _in_a_callee, _from_another, _of_a_shape, _of_python, _assertion, _exit, _stop,
-              _interrupt)
-}  # fmt: skip
+FUNCTIONS = named(
+    _raises, _after_a_break, _in_a_callee, _from_another, _of_a_shape, _of_python, _assertion, _exit, _stop, _interrupt
+)
 
 
 @program(FUNCTIONS, quick=("of_a_shape",))

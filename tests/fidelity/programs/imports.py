@@ -102,33 +102,6 @@ def after_a_cold_compile_with_inductor(threads):
     return round(torch.rand(1).item(), 6), round(random.random(), 6), skips, threading.active_count()
 
 
-#: A torch in which the library finds something that it does not know, so that it refuses each compile.
-@program(fresh=True, columns=("alone", "idle"))
-def a_torch_that_the_library_refuses():
-    """The error that says so has, each time, a traceback of the same length; plain torch raises none."""
-    import torch
-    import torch.fx._symbolic_trace as module
-
-    uninstall = sys.modules.get("safecompile")
-    if uninstall is not None:
-        uninstall.uninstall()
-    del module._Patcher.patch_method
-    if uninstall is not None:
-        uninstall.install()
-    compiled = torch.compile(lambda x: x + 1, backend="eager")
-    lengths = []
-    for _ in range(4):
-        length, error = 0, None
-        try:
-            compiled(torch.ones(1))
-        except Exception as raised:
-            error = raised.__traceback__
-        while error is not None:
-            length, error = length + 1, error.tb_next
-        lengths.append(length)
-    return len(set(lengths)) == 1
-
-
 @program({"unittest": 0, "doctest": 1, "runpy": 2}, fresh=True)
 def under_other_runners(kind):
     """unittest, doctest, runpy run a program that compiles."""

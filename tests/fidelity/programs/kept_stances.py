@@ -6,7 +6,7 @@ from torch.compiler import set_stance
 
 from tests.fidelity.table import program
 
-from ._common import Probe, in_thread
+from ._common import Probe, in_thread, named
 
 
 class _Holder:
@@ -63,11 +63,10 @@ def _instance_attribute(stance):
     return holder.stance
 
 
-WAYS = {
-    f.__name__.strip("_"): f
-    for f in (_chained, _tuple, _walrus, _kept, _in_a_list, _global, _argument, _unpacked, _called_through,
-              _instance_attribute)
-}  # fmt: skip
+WAYS = named(
+    *(_chained, _tuple, _walrus, _kept, _in_a_list, _global, _argument, _unpacked, _called_through),
+    _instance_attribute,
+)
 
 
 @program(WAYS, quick=("chained",))

@@ -6,7 +6,7 @@ import torch
 
 from tests.fidelity.table import program
 
-from ._common import Counting, attempt, ones, plus, told
+from ._common import Counting, attempt, named, ones, plus, told
 
 
 def _called(get, put, value):
@@ -107,10 +107,7 @@ def _dtype_in_a_callee(x):
     return [part.dtype == torch.float64 for part in _default_dtype(x + 1)], torch.zeros(1)
 
 
-WRITTEN = {
-    f.__name__.strip("_"): f
-    for f in (_default_dtype, _deterministic, _grad_mode, _precision, _dtype_without_a_break, _dtype_in_a_callee)
-}
+WRITTEN = named(_default_dtype, _deterministic, _grad_mode, _precision, _dtype_without_a_break, _dtype_in_a_callee)
 
 
 @program(WRITTEN, quick=("default_dtype", "deterministic"))

@@ -10,7 +10,7 @@ from torch.compiler import set_stance
 
 from tests.fidelity.table import program
 
-from ._common import Probe, attempt, in_thread, ones
+from ._common import Probe, attempt, in_thread, named, ones
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 
@@ -111,11 +111,16 @@ def _conditional(probe):
         return probe()
 
 
-BLOCKS = {
-    f.__name__.strip("_"): f
-    for f in (_with_exit_stack, _by_hand, _in_a_context_manager, _in_a_generator, _two_in_one_with, _closing_order,
-              _plain_call_inside, _conditional)
-}  # fmt: skip
+BLOCKS = named(
+    _with_exit_stack,
+    _by_hand,
+    _in_a_context_manager,
+    _in_a_generator,
+    _two_in_one_with,
+    _closing_order,
+    _plain_call_inside,
+    _conditional,
+)
 
 
 @program(BLOCKS)
