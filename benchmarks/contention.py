@@ -15,17 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._common import (
-    anonymous,
-    environment,
-    environment_line,
-    main,
-    percentile,
-    result_path,
-    run_child,
-    say,
-    write_json,
-)
+from ._common import anonymous, environment, environment_line, main, percentile, result_path, run_child, say, write_json
 
 SCENES = ("quiet", "same function", "other functions", "traces", "resets")
 VARIANTS = ("plain", "safe", "rlock in every call", "wrapt.synchronized")

@@ -20,17 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ._common import (
-    bootstrap,
-    environment,
-    environment_line,
-    main,
-    result_path,
-    rounded,
-    run_child,
-    say,
-    write_json,
-)
+from ._common import bootstrap, environment, environment_line, main, result_path, rounded, run_child, say, write_json
 
 NAMES = ("warmup", "warmup again", "safe")
 

@@ -20,17 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import (
-    anonymous,
-    environment,
-    environment_line,
-    main,
-    result_path,
-    rounded,
-    run_child,
-    say,
-    write_json,
-)
+from ._common import anonymous, environment, environment_line, main, result_path, rounded, run_child, say, write_json
 from ._host import give_lock_up_while_kernels_compile, phases
 
 PUT_ASIDE = "given up, state put aside"

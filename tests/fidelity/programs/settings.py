@@ -82,8 +82,8 @@ def _deterministic(x):
 def _grad_mode(x):
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(False)
-    y = x + 1
     print(end="")
+    y = x + 1, torch.is_grad_enabled()
     torch.set_grad_enabled(before)
     return y, before, torch.is_grad_enabled()
 
