@@ -35,9 +35,10 @@ def all_families() -> list[Family]:
 
     files = (
         *(retry, callback, cache_entries),
-        *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
+        *(fx, flex, graph_module, backward, switches, random_state),
+        *(first_uses, shared_settings, recomputed_randomness),  # the first takes its patches away where Dynamo is there
         compiled_autograd,
         *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
-        *(stances, resets, settings, scoped_settings, first_uses),
+        *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

@@ -35,8 +35,7 @@ def put_back(setting: str, before: tuple[Any, ...]) -> None:
     one = open_compiles.innermost()
     others = [] if one is None else one.set_by_others
     value = next((value for name, value in reversed(others) if name == setting), before)
-    if host.SETTINGS[setting].read() != value:
-        host.SETTINGS[setting].write(value)
+    host.SETTINGS[setting].write(value)
 
 
 class _Saying(ast.NodeTransformer):
@@ -81,4 +80,5 @@ def patches_of_setters(module: ModuleType) -> list[Patch]:  # noqa: ARG001 - the
     return [*patches, CodePatch(maker, code), ClosurePatch(*inner)]
 
 
-PARTS: Final = (Part("global state", dynamo.CONVERT_FRAME, patches_of_setters),)
+#: Once Dynamo is there, and after its first use: until then some of these have another code.
+PARTS: Final = (Part("global state", dynamo.DYNAMO, patches_of_setters),)
