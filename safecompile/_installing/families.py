@@ -34,7 +34,8 @@ def all_families() -> list[Family]:
     )
 
     files = (
-        *(first_uses, retry, callback, cache_entries),
+        first_uses,  # before what else changes the same functions: it takes its patches away where Dynamo is there
+        *(retry, callback, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
         *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),

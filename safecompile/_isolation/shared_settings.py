@@ -35,8 +35,7 @@ def put_back(setting: str, before: tuple[Any, ...]) -> None:
     one = open_compiles.innermost()
     others = [] if one is None else one.set_by_others
     value = next((value for name, value in reversed(others) if name == setting), before)
-    if host.SETTINGS[setting].read() != value:
-        host.SETTINGS[setting].write(value)
+    host.SETTINGS[setting].write(value)
 
 
 class _Saying(ast.NodeTransformer):

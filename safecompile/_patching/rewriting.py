@@ -1,11 +1,10 @@
 """Recompiles a function of another library from its own source, with a small change, in place.
 
-A module's global variables become per-thread ones, for example, or an exception handler is added to a function. In
-place means that only ``__code__`` is exchanged: the function object stays the same, so closures, ``from`` imports and
-tables keyed by it follow, and no call costs a frame more.
+Global variables become per-thread ones, for example. In place means that only ``__code__`` is exchanged: the function
+object stays the same, so closures, ``from`` imports and tables keyed by it follow, and no call costs a frame more.
 
-The proof that the change is made to the right text: before anything is exchanged, the *unchanged* source is
-compiled, and the result must equal the code object that is there. If it does not, :class:`RewriteError`.
+The proof that it is the right text: before anything is exchanged, the *unchanged* source is compiled, and the result
+must equal the code object that is there. If it does not, :class:`RewriteError`.
 """
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ def _find(code: types.CodeType, name: str) -> types.CodeType:
     for one in _with_nested(code):
         if one is not code and one.co_name == name:
             return one
-    msg = f"no function {name} in the source"
-    raise RewriteError(msg)
+    raise RewriteError(f"no function {name} in the source")  # noqa: EM102
 
 
 def with_constants(code: types.CodeType, values: dict[str, object]) -> types.CodeType:

@@ -4,7 +4,7 @@ Most of torch writes ``import torch._dynamo``, and then CPython's lock of that m
 others wait and hold nothing. These functions begin somewhere else in the same circle of imports (``torch._inductor``,
 ``torch.export._trace``, a submodule of Dynamo's, whose lock is taken before its parent's). Two threads that go round
 the circle from different ends meet, and one gets a half imported module: ``ImportError`` or ``AttributeError``
-(2.7.1, 2.9.1, 2.13.0).
+(seen on 2.9.1 and 2.13.0).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -134,8 +133,3 @@ def cold_start(uses: Iterable[Callable[[], None]], limit_s: float = 600.0) -> li
     watchdog.cancel()
     watchdog.join()  # no thread is alive at the next fork
     return [line for line in text.splitlines() if line] + [f"exit status {status}"] * bool(status)
-
-
-def assert_cold() -> None:
-    """Raises AssertionError if a part of Dynamo is imported."""
-    assert "torch._dynamo" not in sys.modules, "Dynamo is imported"

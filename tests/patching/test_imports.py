@@ -12,9 +12,11 @@ STAGED = """
 import importlib, os, sys, threading, time
 {first}
 import torch, torch.fx
-import torch.nn.attention.flex_attention
 from tests.helpers import first_uses
-first_uses.assert_cold()
+if "flex" in "{b}":
+    import torch.nn.attention.flex_attention
+if "torch._dynamo" in sys.modules:  # 2.7.1 imports it with flex_attention, by a statement of the user's
+    os._exit(0)
 reached, begun, results = threading.Event(), threading.Event(), {{}}
 
 def audit(event, args):
@@ -62,7 +64,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 SUBMODULES = ("decorators", "eval_frame", "convert_frame", "guards", "utils", "trace_rules", "compiled_autograd")
-RAW = 'lambda: importlib.import_module("torch._dynamo{}")'
+RAW = "lambda: importlib.import_module('torch._dynamo{}')"
 
 
 @pytest.mark.parametrize("name", SUBMODULES)
