@@ -30,10 +30,12 @@ class _Local(threading.local):
         vars(self).update(host.initial_values())
 
     def __getattr__(self, name: str) -> Any:
-        if name != host.METRICS_CONTEXT:  # made when the thread compiles for the first time
+        # Made when the thread compiles, or is in a mode of an export's, for the first time.
+        makers = {host.METRICS_CONTEXT: host.new_metrics_context, host.PRE_DISPATCH: host.new_pre_dispatch_state}
+        if name not in makers:
             raise AttributeError(name)
-        context = vars(self)[name] = host.new_metrics_context()
-        return context
+        value = vars(self)[name] = makers[name]()
+        return value
 
 
 local: Any = _Local()
@@ -55,6 +57,18 @@ def patches_of_dispatch_modes(module: ModuleType) -> list[Patch]:
     return thread_local_globals(
         module, host.DISPATCH_MODES, local, optional=flags[len(host.DISPATCH_MODES) :], flags=flags
     )
+
+
+def patches_of_ops(module: ModuleType) -> list[Patch]:
+    """Returns the patch for the stack of modes in which an export traces; changes nothing."""
+    # One for the process (2.7-2.15): beside an export, what another thread prints or
+    # compiles pops it ("Trying to pop empty mode stack").
+    function, change = host.pre_dispatch_state(module), rewriting.ThreadLocalNames([host.PRE_DISPATCH])
+    code = rewriting.recompiled(function, change.visit)
+    if not change.changed:
+        msg = f"a use of {host.PRE_DISPATCH} in {function.__qualname__}"
+        raise LookupError(msg)
+    return [AttributePatch(module, rewriting.LOCAL, local, new=True), CodePatch(function, code)]
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
@@ -190,6 +204,7 @@ PARTS: Final = (
     Part("compiling", host.COMPILER, patches_of_compiler),
     Part("compiling", host.EXPORT_UTILS, patches_of_export_utils),
     Part("dispatch modes", host.PYTHON_DISPATCH, patches_of_dispatch_modes),
+    Part("dispatch modes", host.OPS, patches_of_ops),
     Part("dynamo", host.DYNAMO_UTILS, patches_of_dynamo_utils),
     Part("autograd context", host.AUTOGRAD_GRAPH, patches_of_autograd_graph),
     Part("callbacks", host.CALLBACK, patches_of_callback),

@@ -20,6 +20,10 @@ DECORATORS = "torch._dynamo.decorators"
 DISTRIBUTED = "torch.nn.parallel.distributed"
 AUTOGRAD_GRAPH = "torch.autograd.graph"
 CALLBACK = "torch._dynamo.callback"
+OPS = "torch._ops"
+
+#: The stack of the modes in which ``make_fx(pre_dispatch=True)``, and so each export, traces.
+PRE_DISPATCH = "_mode_stack_state_for_pre_dispatch"
 
 #: torch.compiler.is_compiling() and is_exporting(). Export sets both; since torch 2.13 Dynamo sets the first for the
 #: whole of each compile, so that eager code in every thread is told that it compiles (pytorch#184614, #156868).
@@ -52,6 +56,18 @@ def run_backward(autograd_graph: ModuleType) -> FunctionType:
     """Returns the function by which Python runs each backward pass."""
     function: FunctionType = autograd_graph._engine_run_backward
     return function
+
+
+def pre_dispatch_state(ops: ModuleType) -> FunctionType:
+    """Returns the one function that reads that variable."""
+    function: FunctionType = ops.mode_stack_state_for_pre_dispatch
+    return function
+
+
+def new_pre_dispatch_state() -> Any:
+    """Returns such a stack with no mode in it."""
+    ops: Any = sys.modules[OPS]
+    return ops._ModeStackStateForPreDispatch()
 
 
 def new_metrics_context() -> Any:

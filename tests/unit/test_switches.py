@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -83,6 +83,29 @@ def is_of_the_process(exchange: Callable[[int], int], value: int) -> bool:
         return run_threads([lambda: exchange(before)]) == [value]
     finally:
         exchange(before)
+
+
+def test_an_export_keeps_its_modes_beside_a_printed_tensor(side):
+    """An export goes on beside what puts all modes aside for a while, as printing a tensor does, and is right."""
+
+    def exports(pause: Pause) -> Any:
+        class Exported(torch.nn.Module):
+            def forward(self, x):
+                pause()
+                return x + 1
+
+        return torch.export.export(Exported(), (torch.zeros(2),), strict=False).module()(torch.zeros(2)).tolist()
+
+    def prints(pause: Pause) -> str:
+        with _disable_current_modes():
+            pause()
+        return str(torch.ones(3))
+
+    try:
+        results = beside(exports, prints)
+    except BaseException as error:
+        results = [error]
+    assert (results == [[1.0, 1.0], "tensor([1., 1., 1.])"]) == (side == "safe"), results
 
 
 def test_is_exporting_is_true_in_the_exporting_thread_alone(side):
