@@ -111,7 +111,7 @@ def keep_backend(guard_manager: Any) -> None:
     reference, and at the end of a reset forgets those that it has kept alive so far. With which of these an entry from
     before the installation was made, nobody knows.
     """
-    if what_for(guard_manager) is None and _KEPT not in guard_manager.__dict__:
+    if what_for(guard_manager) is None and _KEPT not in guard_manager.__dict__ and not cache.entries_own_backends():
         guard_manager.__dict__[_KEPT] = cache.backends_kept_alive()
 
 
@@ -147,7 +147,8 @@ def take_out_outdated(code: CodeType, until: float) -> None:
 
 def _becomes(guard_manager: Any, bare: Any) -> None:
     """Hands on what a bare entry must still have. It fits no call."""
-    bare.__dict__[_KEPT] = (what_for(guard_manager), guard_manager.__dict__.get(_KEPT))
+    if not cache.entries_own_backends():
+        bare.__dict__[_KEPT] = (what_for(guard_manager), guard_manager.__dict__.get(_KEPT))
     if is_outdated(guard_manager):
         outdate(bare)
 

@@ -94,6 +94,13 @@ def is_same_backend(one: Any, other: Any) -> bool:
     return reading.same(one, other, tuple(vars(torch)[name] for name in names if name in vars(torch)))
 
 
+@functools.cache
+def entries_own_backends() -> bool:
+    """Tells whether an entry has a reference to its backend, which a bare one has given up (2.11+)."""
+    # Older ones do not show it; 2.7 has a pointer and no reference. Drop when min torch > 2.10.
+    return hasattr(sys.modules["torch"]._C._dynamo.eval_frame._CacheEntry, "backend")
+
+
 def backends_kept_alive() -> list[Any]:
     """Returns the backends that torch keeps alive, from the first use of each to the next reset."""
     return list(sys.modules[EVAL_FRAME].cached_backends.values())

@@ -123,13 +123,14 @@ def _generator(x):
     return list(numbers())
 
 
-def _disabled_callee(x):
-    @torch.compiler.disable
-    def callee(y):
-        said.append("callee")
-        return y + 1
+@torch.compiler.disable
+def _disabled(y):
+    said.append("callee")
+    return y + 1
 
-    return callee(x + 1) + callee(x)
+
+def _disabled_callee(x):
+    return _disabled(x + 1) + _disabled(x)
 
 
 def _unsupported(x):

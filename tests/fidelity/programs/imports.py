@@ -75,7 +75,7 @@ def machinery_of_import(kind):
     return _compile()
 
 
-@program({"default": "", "pool": "2"}, fresh=True, timeout_s=240, columns=("alone", "idle"))
+@program({"default": "", "pool": "2"}, fresh=True, timeout_s=240, columns=("alone",))
 def after_a_cold_compile_with_inductor(threads):
     """A cold compile with Inductor leaves a thread; the same rules afterwards."""
     import random

@@ -100,7 +100,7 @@ def logs(name):
     return lines
 
 
-@program({"debug": logging.DEBUG, "info": logging.INFO})
+@program({"warning": logging.WARNING, "info": logging.INFO})
 def verbose(level):
     """With everything logged the library may say more, torch itself the same number of lines."""
     lines = []

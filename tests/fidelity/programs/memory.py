@@ -190,5 +190,8 @@ def graph_modules_alive():
         torch.compile(lambda x: x + 1, backend="eager")(ones())
     during = alive() - before
     torch._dynamo.reset()
-    time.sleep(0.3)
+    for _ in range(20):
+        if alive() == before:
+            break
+        time.sleep(0.05)
     return during, alive() - before
