@@ -13,7 +13,7 @@ from . import retry
 
 #: The name of the function that stands in the place of torch's callback, and its file.
 CALLBACK = "_patched_callback"
-_CALLBACK = str(Path(__file__).with_name("callback.py"))
+_CALLBACK = str(Path(__file__).with_name("convert_frame.py"))
 _ENGINE = frozenset({_CALLBACK, str(Path(__file__).with_name("miss.py"))})
 
 

@@ -51,6 +51,8 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     lock = dynamo.compile_lock()
     if dynamo.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
+    if dynamo.is_disabled_in(sys._getframe(2)):
+        return cache.left_alone_this_once()
     strayed = frames.region_strayed()
     if strayed is not None:
         dynamo.set_region(strayed)

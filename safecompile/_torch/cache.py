@@ -121,6 +121,11 @@ def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
     return result if handle is None else handle(result, frame)
 
 
+def left_alone_this_once() -> Any:
+    """Returns what a callback must return so that torch runs this frame uncompiled, this once, but not its callees."""
+    return sys.modules["torch._dynamo.types"].ConvertFrameReturn(apply_to_code=False)
+
+
 def uncompiled_this_once() -> Any:
     """Returns what a callback must return so that torch runs this frame, and what it calls, uncompiled, this once."""
     # ConvertFrameReturn() alone would have torch leave the code alone for good, and compile what it calls one by one.

@@ -69,6 +69,13 @@ def is_skipped(frame: Any) -> bool:
     return bool(check(frame.f_code))
 
 
+def is_disabled_in(caller: FrameType) -> bool:
+    """Tells whether ``caller``, which has called the frame that missed, is ``disable(recursive=False)``'s own frame."""
+    # torch looks at the frame above its own callback for it, and would find the library's there (2.9-2.15).
+    decorators = sys.modules.get("torch._dynamo.decorators")
+    return caller.f_code is getattr(decorators, "_nonrecursive_disable_wrapper_code", sys)
+
+
 @functools.cache
 def _parameters(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)

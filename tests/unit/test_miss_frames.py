@@ -184,3 +184,20 @@ def test_a_backend_that_calls_compiled_code_compiles_it_once() -> None:
 
     run_threads([lambda: outer(torch.zeros(2)), other, other])
     assert inner_backend.forward == 1
+
+
+def test_a_function_that_is_disabled_without_its_callees_runs_uncompiled() -> None:
+    """disable(recursive=False) on a function in compiled code: it runs as it is, and what it calls is compiled."""
+    compiled_in: dict[str, bool] = {}
+
+    def callee(x: torch.Tensor) -> torch.Tensor:
+        compiled_in["callee"] = torch.compiler.is_dynamo_compiling()
+        return x + 1
+
+    @torch._dynamo.disable(recursive=False)
+    def shallow(x: torch.Tensor) -> torch.Tensor:
+        compiled_in["shallow"] = torch.compiler.is_dynamo_compiling()
+        return callee(x) * 2
+
+    assert torch.compile(lambda x: shallow(x) + 1, backend="eager")(torch.ones(1)).tolist() == [5.0]
+    assert compiled_in == {"callee": True, "shallow": False}

@@ -1,4 +1,7 @@
-"""Where torch meets the engine: its callback for a miss, and the code that a compile marks as not to be compiled."""
+"""Where torch meets the engine: its callback for a miss, and the code that a compile marks as not to be compiled.
+
+Its file is named as torch's own: torch's logs and errors end the user's part of a stack at such a name (2.7-2.15).
+"""
 
 from __future__ import annotations
 
