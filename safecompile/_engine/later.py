@@ -8,6 +8,7 @@ counts of threads go by it.
 from __future__ import annotations
 
 import _thread
+import atexit
 import threading
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -24,6 +25,9 @@ _running: list[object] = []
 
 #: Seconds that it sleeps at least, so that what can't be done yet does not keep it busy.
 PAUSE_S: Final = 0.02
+
+#: Seconds that an exit waits at most for what is not yet freed, which most have nothing of.
+EXIT_S: Final = 0.5
 
 
 def soon() -> None:
@@ -49,6 +53,17 @@ def _run() -> None:
         _running.clear()
     if _due() is not None:  # it came after the last look
         soon()
+
+
+def _at_exit() -> None:
+    # What is kept for longer dies when torch's modules are half gone, which torch's own finalizers complain about.
+    limit = monotonic() + EXIT_S
+    while (when := _due()) is not None and when < limit:
+        sleep(max(when - monotonic(), PAUSE_S))
+        _work()
+
+
+atexit.register(_at_exit)  # before torch's, where the library is imported first, and so called after them
 
 
 def _due() -> float | None:

@@ -52,6 +52,8 @@ def others_are_alive() -> bool:
 
     Thread safety: may be called anywhere, also in finalizers.
     """
+    if sys.is_finalizing():  # no other thread gets a turn any more
+        return False
     frames = sys._current_frames()
     return len(frames) > 1 and any(not _is_helper(ident) for ident in frames if ident != threading.get_ident())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import in_fresh_process
 
 SAFE = "import safecompile.patch_all"
 
@@ -370,3 +371,19 @@ assert refs[0]() is None
     program = program.replace("AsyncCompile.pool()", "pool").replace("from torch._inductor.async_compile import", "#")
     own = f"{SAFE}\nfrom concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)"
     assert run(program, prepare=own) is not None
+
+
+def test_an_exit_beside_an_idle_thread_says_nothing():
+    """What is kept for a moment is freed before torch's modules go."""
+    program = f"""
+    {SAFE}, threading, torch
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    @torch.compile(backend="eager")
+    def f(x):
+        y = x + 1
+        print(end="")
+        return y * 2
+    f(torch.ones(2))
+    """
+    done = in_fresh_process(program)
+    assert (done.returncode, done.stderr) == (0, "")
