@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from .._common import reading
-from .dynamo import CONVERT_FRAME, EVAL_FRAME, GUARDS
+from .dynamo import CONVERT_FRAME, DYNAMO_UTILS, EVAL_FRAME, GUARDS
 
 #: What torch logs when a function is compiled again because of a reset.
 _RESET = "torch._dynamo.reset()"
@@ -123,6 +123,9 @@ def skipped_again(callback: Any, result: Any, frame: Any) -> Any:
 
 def left_alone_this_once() -> Any:
     """Returns what a callback must return so that torch runs this frame uncompiled, this once, but not its callees."""
+    frames = sys.modules[DYNAMO_UTILS].counters["frames"]
+    for count in ("total", "ok"):  # as torch counts such a frame
+        frames[count] += 1
     return sys.modules["torch._dynamo.types"].ConvertFrameReturn(apply_to_code=False)
 
 
