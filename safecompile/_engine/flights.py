@@ -15,14 +15,13 @@ class Retry(BaseException):
     """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
 
 
-class _Thread(threading.local):
-    """Of each thread, an object that is no other thread's: an ident is used again."""
-
-    def __init__(self) -> None:
-        self.itself = object()
+_thread = threading.local()
 
 
-_thread = _Thread()
+def _this_thread() -> object:
+    """Returns, for each thread, an object that is no other thread's: an ident is used again."""
+    # In one step: a signal handler in the middle of this may have made it.
+    return vars(_thread).setdefault("itself", object())
 
 
 class Flight:
@@ -38,7 +37,7 @@ class Flight:
         self.key = key
         self.code = code  # keeps the id in the key from being used again
         self.leader = threading.get_ident()  # for messages alone
-        self._thread = _thread.itself
+        self._thread = _this_thread()
         self._frame: FrameType | None = frame
         self.done = threading.Event()
         self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
@@ -63,7 +62,7 @@ class Flight:
 
     def is_this_threads(self) -> bool:
         """Tells whether the calling thread is the leader."""
-        return self._thread is _thread.itself
+        return self._thread is _this_thread()
 
 
 #: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.

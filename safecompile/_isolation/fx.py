@@ -31,8 +31,12 @@ class _Local(threading.local):
     """The per-thread values of FX's global variables; a thread begins with what the module begins with."""
 
     def __init__(self) -> None:
-        vars(self).update(torch_fx.initial_values())
+        vars(self).update(torch_fx.initial_tables())
 
+
+# In the class: a signal handler may come in the middle of a thread's first use.
+for _name, _value in torch_fx.initial_values().items():
+    setattr(_Local, _name, _value)
 
 local: Any = _Local()
 

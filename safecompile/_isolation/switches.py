@@ -26,9 +26,6 @@ from .._torch import state as host
 class _Local(threading.local):
     """The per-thread values; a thread begins with what a process begins with."""
 
-    def __init__(self) -> None:
-        vars(self).update(host.initial_values())
-
     def __getattr__(self, name: str) -> Any:
         # Made when the thread compiles, or is in a mode of an export's, for the first time.
         makers = {host.METRICS_CONTEXT: host.new_metrics_context, host.PRE_DISPATCH: host.new_pre_dispatch_state}
@@ -37,6 +34,10 @@ class _Local(threading.local):
         value = vars(self)[name] = makers[name]()
         return value
 
+
+# In the class: a signal handler may come in the middle of a thread's first use.
+for _name, _value in host.initial_values().items():
+    setattr(_Local, _name, _value)
 
 local: Any = _Local()
 

@@ -43,8 +43,13 @@ FX_FLAG_FUNCTIONS = ("_get_is_fx_tracing", "_set_is_fx_tracing")
 MAKE_FX_TRACER = "_CURRENT_MAKE_FX_TRACER"
 
 
+def initial_tables() -> dict[str, Any]:
+    """Returns new dictionaries for those of these variables that are dictionaries."""
+    return {"current_meta": {}, "CURRENT_DECOMPOSITION_TABLE": {}}
+
+
 def initial_values() -> dict[str, Any]:
-    """Returns what each of these variables is where nobody traces. Dictionaries are made anew."""
+    """Returns what each of the others is where nobody traces."""
     off = (
         "_is_fx_tracing_flag",
         "_use_lazy_graph_module_flag",
@@ -52,8 +57,7 @@ def initial_values() -> dict[str, Any]:
         "_should_preserve_node_meta",
     )
     none = ("CURRENT_PATCHER", MAKE_FX_TRACER, "current_replay_node")
-    tables: dict[str, Any] = {"current_meta": {}, "CURRENT_DECOMPOSITION_TABLE": {}}
-    return {**dict.fromkeys(off, False), **dict.fromkeys(none), **tables}
+    return {**dict.fromkeys(off, False), **dict.fromkeys(none)}
 
 
 #: How a trace puts its patches in.

@@ -14,6 +14,7 @@ import torch
 
 import safecompile
 from safecompile._common import events
+from safecompile._engine import flights as engine
 from tests.helpers.threads import ParkedBackend, run_threads
 
 
@@ -137,9 +138,9 @@ def test_a_listener_holds_no_lock(told: list[events.Miss]) -> None:
     second = torch.compile(lambda x: x + 2, backend="eager")
     first = threading.Lock()
 
-    def listener(miss: events.Miss) -> None:
+    def listener(_: events.Miss) -> None:
         if first.acquire(blocking=False):  # not for the miss that it causes itself
-            flights.append(len(miss.flights))
+            flights.append(len(engine.flights))
             run_threads([lambda: second(torch.zeros(2))], 20)
 
     flights: list[int] = []
