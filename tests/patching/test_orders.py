@@ -73,7 +73,8 @@ PROGRAM = """
         import torch.nn.attention.flex_attention, torch._functorch.aot_autograd
         assert layers() == [int(want), int(want)], layers()
         state = installer.state()
-        assert not want or state.pop("cuda graphs") in ("on", "waiting"), state  # for Inductor, a slow import
+        for name in ("cuda graphs", "kernels", "draws") if want else ():
+            assert state.pop(name) in ("on", "waiting"), state  # for Inductor, a slow import
         assert set(state.values()) == ({{"on"}} if want else {{"off: not installed"}}), state
         safecompile.uninstall()
         assert layers() == [0, 0], layers()
