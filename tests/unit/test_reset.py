@@ -147,7 +147,10 @@ def test_the_next_reset_frees_what_the_last_has_left(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("another_thread")
 def test_a_bare_entry_keeps_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On torch 2.7 a look-up compares the backend of bare entries too, to which C has a pointer and no reference."""
+    """On torch 2.7 a look-up compares the backend of bare entries too, to which C has a pointer and no reference.
+
+    From 2.11 on an entry has a reference, and a bare one has given it up: nothing is kept.
+    """
     monkeypatch.setattr(cache_entries, "is_over", lambda since: True)
 
     def body(x: torch.Tensor) -> torch.Tensor:
@@ -161,7 +164,7 @@ def test_a_bare_entry_keeps_its_backend(monkeypatch: pytest.MonkeyPatch) -> None
     alive = weakref.ref(backend)
     del backend
     gc.collect()
-    assert alive() is not None
+    assert (alive() is None) == cache.entries_own_backends()
     torch.compile(body, backend=Slow())(torch.zeros(2))
 
 
@@ -342,12 +345,12 @@ def test_the_backend_of_an_entry_from_before_the_installation_lives_as_long_as_t
     safecompile.install()
     torch._dynamo.reset()
     gc.collect()
-    assert reference() is not None
+    assert reference() is not None or cache.entries_own_backends()
     time.sleep(0.3)
     miss()  # takes it out
     gc.collect()
     assert cache.cache_entries(body.__code__)
-    assert reference() is not None
+    assert reference() is not None or cache.entries_own_backends()
 
 
 @pytest.mark.usefixtures("another_thread")
