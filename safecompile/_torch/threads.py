@@ -28,6 +28,8 @@ ours: dict[int, int] = {}
 
 _TASKS: Final = Path("/proc/self/task")
 
+_time: Any = time  # its clocks of threads are not on every system
+
 #: The names that torch gives the threads of autograd (2.7-2.15).
 _AUTOGRAD: Final = "pt_autograd"
 
@@ -69,7 +71,7 @@ def look() -> Look:
     clocks = {}
     for clock in (autograd | set(_clocks_of_python())) - helpers - {me}:
         try:
-            clocks[clock] = time.clock_gettime_ns(clock)
+            clocks[clock] = _time.clock_gettime_ns(clock)
         except OSError:  # it has ended just now
             clocks[clock] = -1
     return Look(_newest_state(), clocks, frozenset(helpers | autograd), frozenset(tasks), not clocks)
@@ -94,7 +96,7 @@ def call_unless_worked(since: Look, steps: list[Callable[[], Any]]) -> None:
         return
     clocks = since.clocks or {}
     # A generator would be Python code, which gives the GIL up: these run in C from the first look to the last call.
-    now = map(list, [map(time.clock_gettime_ns, clocks) for _ in steps])
+    now = map(list, [map(_time.clock_gettime_ns, clocks) for _ in steps])
     list(map(_CALL, itertools.compress(steps, map(list(clocks.values()).__eq__, now))))
 
 
@@ -106,7 +108,7 @@ def _clocks_of_python() -> Iterator[int]:
     # In C from the list of threads to the last clock: the clock of a thread that has ended meanwhile would be read from
     # memory that is free. A thread is in that list until it has the GIL for the last time.
     threads = itertools.chain.from_iterable(map(_CALL, (sys._current_frames,)))
-    return iter(list(map(time.pthread_getcpuclockid, threads)))
+    return iter(list(map(_time.pthread_getcpuclockid, threads)))
 
 
 def _clock(native_id: int) -> int:
@@ -118,7 +120,7 @@ def _clock(native_id: int) -> int:
 def _clocks_can_be_read() -> bool:
     if not hasattr(time, "pthread_getcpuclockid") or not _TASKS.is_dir():
         return False
-    return time.pthread_getcpuclockid(threading.get_ident()) == _clock(threading.get_native_id())
+    return bool(_time.pthread_getcpuclockid(threading.get_ident()) == _clock(threading.get_native_id()))
 
 
 _names: dict[str, str] = {}
