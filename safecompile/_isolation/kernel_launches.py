@@ -90,6 +90,8 @@ def _unfinished_of(cls: Any) -> type[Any]:
                     if host.is_tuned(self):
                         _finish(self, cls)
                     return result
+        if type(self) is cls:
+            kernel_gates.forget(self)  # one that came late has made it anew
         return cls.run(self, *args, **kwargs)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
