@@ -8,20 +8,11 @@ from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events, waits
+from .._common import events, identity, waits
 
 
 class Retry(BaseException):
     """Raised through a frame in which nothing has run yet; torch's wrapper catches it and calls again."""
-
-
-_thread = threading.local()
-
-
-def _this_thread() -> object:
-    """Returns, for each thread, an object that is no other thread's: an ident is used again."""
-    # In one step: a signal handler in the middle of this may have made it.
-    return vars(_thread).setdefault("itself", object())
 
 
 class Flight:
@@ -37,7 +28,7 @@ class Flight:
         self.key = key
         self.code = code  # keeps the id in the key from being used again
         self.leader = threading.get_ident()  # for messages alone
-        self._thread = _this_thread()
+        self._thread = identity.of_this_thread()
         self._frame: FrameType | None = frame
         self.done = threading.Event()
         self.skip: Any = None  # what the leader returned, if it was that torch leaves this code alone for good
@@ -62,7 +53,7 @@ class Flight:
 
     def is_this_threads(self) -> bool:
         """Tells whether the calling thread is the leader."""
-        return self._thread is _this_thread()
+        return self._thread is identity.of_this_thread()
 
 
 #: The compiles in progress by (id of the code, device). Each use is one dictionary operation, atomic by the GIL.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from .._common import forks
+from .._common import forks, identity
 from .._torch import threads
 
 
@@ -23,9 +23,7 @@ class Open:
 
 
 class _Here(threading.local):
-    def __init__(self) -> None:
-        self.token = object()
-        self.innermost: Open | None = None
+    innermost: Open | None = None
 
 
 _here = _Here()
@@ -41,7 +39,7 @@ def innermost() -> Open | None:
 
 def begin() -> None:
     """Notes that this thread begins a compile."""
-    _here.innermost = Open(_here.token, _here.innermost)
+    _here.innermost = Open(identity.of_this_thread(), _here.innermost)
     _all.append(_here.innermost)
 
 
@@ -56,10 +54,10 @@ def end(before: Open | None) -> None:
 def of_others() -> Iterator[Open]:
     """Yields the compiles of other threads."""
     if _all:
-        yield from [one for one in list(_all) if one.token is not _here.token]
+        yield from [one for one in list(_all) if one.token is not identity.of_this_thread()]
 
 
 @forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the compiles of threads that the child does not have."""
-    _all[:] = [one for one in _all if one.token is _here.token]
+    _all[:] = [one for one in _all if one.token is identity.of_this_thread()]

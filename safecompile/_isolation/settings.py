@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from contextvars import ContextVar
 from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from .._common import identity
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
@@ -31,16 +31,6 @@ from . import scoped_settings
 
 #: The name of a config module, and of a setting in it.
 Key = tuple[str, str]
-
-
-class _Thread(threading.local):
-    """This thread, as an object that no later thread is taken for."""
-
-    def __init__(self) -> None:
-        self.token = object()
-
-
-_here = _Thread()
 
 
 class _Note(NamedTuple):
@@ -105,10 +95,12 @@ def apply_for(callback: Any = None, dynamic_of_the_call: Callable[[], bool | Non
 
 def _wanted(callback: Any) -> dict[Key, tuple[Any, Any]]:
     taken = _taken.get(id(callback))
-    wanted = {} if taken is None or taken.thread is _here.token else dict(taken.values)
+    wanted = {} if taken is None or taken.thread is identity.of_this_thread() else dict(taken.values)
     for key, newest in list(_newest.items()):
         note: _Note | None = newest
-        while note is not None and (note.thread is _here.token or (note.task is not None and note.task() is None)):
+        while note is not None and (
+            note.thread is identity.of_this_thread() or (note.task is not None and note.task() is None)
+        ):
             note = note.earlier
         if note is not None:
             wanted[key] = (note.config, note.value)
@@ -162,7 +154,7 @@ def _note(key: Key, config: Any, value: Any) -> None:
         earlier = None
     elif earlier is not None and earlier.task is not None:
         earlier = earlier.earlier
-    _newest[key] = _Note(config, value, _here.token, None if task is None else weakref.ref(task), earlier)
+    _newest[key] = _Note(config, value, identity.of_this_thread(), None if task is None else weakref.ref(task), earlier)
 
 
 def _one_less(key: Key, value: Any) -> None:
@@ -197,7 +189,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
         original(self, callback, *args, **kwargs)
         if type(callback).__weakrefoffset__ and callable(callback):
             gone = functools.partial(_taken.pop, id(callback))  # gets the reference as what to return if there is none
-            _taken[id(callback)] = _Taken(weakref.ref(callback, gone), _here.token, host.own_values())
+            _taken[id(callback)] = _Taken(weakref.ref(callback, gone), identity.of_this_thread(), host.own_values())
 
     return [AttributePatch(owner, "__init__", _patched_init)]
 
