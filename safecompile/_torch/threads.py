@@ -80,7 +80,8 @@ def look() -> Look:
 def have_worked(since: Look) -> bool:
     """Tells whether another thread that may run code of the user's has used CPU time since, or can't tell."""
     now = look()
-    new = now.excused - since.excused
+    # A helper that had been started by then, and had not yet said what it is, is no new thread.
+    new = now.excused - since.excused - {_clock(int(task)) for task in since.tasks}
     ended = {_clock(int(task)) for task in since.tasks - now.tasks} - since.excused
     if ended or now.states - since.states > len(new):
         return True

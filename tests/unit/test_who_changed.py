@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from safecompile._torch import threads as host
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import in_fresh_process
 
@@ -387,3 +388,14 @@ def test_an_exit_beside_an_idle_thread_says_nothing():
     """
     done = in_fresh_process(program)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("started", ["before", "meanwhile"])
+def test_a_helper_that_begins_late_hides_nobody(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread has come and gone; a helper started before the first look, and excused since, is not that one."""
+    me, helper = "1", "2"
+    before = frozenset({me, helper} if started == "before" else {me})
+    since = host.Look(10, {}, frozenset(), before, alone=True)
+    excused = frozenset({host._clock(int(helper))})
+    monkeypatch.setattr(host, "look", lambda: host.Look(11, {}, excused, frozenset({me, helper}), alone=True))
+    assert host.have_worked(since) == (started == "before")
