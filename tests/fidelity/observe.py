@@ -116,6 +116,11 @@ def counters() -> dict[str, dict[str, int]]:
     }
 
 
+def _shown(value: Any) -> str:
+    """Returns the repr; of a set, in an order that does not tell how it came into being."""
+    return repr(sorted(map(repr, value)) if isinstance(value, set | frozenset) else value)
+
+
 def state() -> dict[str, Any]:
     """Returns what is set for the whole process, or for this thread."""
     found = {name: repr(read()) for name, read in _PYTHON.items()}
@@ -128,7 +133,7 @@ def state() -> dict[str, Any]:
     for config in CONFIGS:
         if config in sys.modules:
             copied = sys.modules[config].get_config_copy()
-            found |= {f"{config}.{name}": repr(value) for name, value in copied.items()}
+            found |= {f"{config}.{name}": _shown(value) for name, value in copied.items()}
     return found
 
 

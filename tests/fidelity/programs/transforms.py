@@ -100,9 +100,9 @@ def optimizers(kind):
     return [round(v, 5) for v in p.tolist()], backend.calls
 
 
-@program({"mark": 0, "custom": 1, "wrap": 2})
+@program({"mark": 0, "custom": 1})
 def operators_of_the_user(kind):
-    """A custom operator, allow_in_graph, and a triton-free wrapped function."""
+    """A custom operator, and a function marked with allow_in_graph."""
     backend = Counting()
     if kind == 0:
 
@@ -110,15 +110,13 @@ def operators_of_the_user(kind):
         def op(x):
             return x + 3
 
-    elif kind == 1:
+    else:
 
         @torch.library.custom_op("fidelity::op", mutates_args=())
         def op(x: torch.Tensor) -> torch.Tensor:
             return x + 3
 
         op.register_fake(lambda x: torch.empty_like(x))
-    else:
-        op = torch.fx.wrap("len") and (lambda x: x + 3)
     return [
         attempt(torch.compile(lambda x: op(x) * 2, backend=backend, fullgraph=True), ones()) for _ in range(2)
     ], backend.calls
