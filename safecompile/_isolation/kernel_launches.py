@@ -79,12 +79,12 @@ def _unfinished_of(cls: Any) -> type[Any]:
 
     @functools.wraps(cls.run)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe()
-        with kernel_gates.gate(self, frame) as mine:
+        # No variable has this frame: it would keep the inputs, which CUDA graphs count, until the collector comes.
+        with kernel_gates.gate(self, sys._getframe()) as mine:
             if mine and type(self) is not cls and host.is_ready(self):
                 _finish(self, cls)
         if mine and type(self) is not cls:
-            with _device(self), kernel_gates.gate(self, frame) as mine:
+            with _device(self), kernel_gates.gate(self, sys._getframe()) as mine:
                 if mine and type(self) is not cls:
                     result = cls.run(self, *args, **kwargs)
                     if host.is_tuned(self):
