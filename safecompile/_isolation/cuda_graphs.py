@@ -209,7 +209,9 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
 
     Both run on a stream of their own, and drop inputs as soon as the kernels that read them are launched. Another
     thread, whose stream does not wait for that one, could be given such memory while they still read it (wrong
-    gradients in 2 of 3 runs, 2.11, H200). So the allocator is told of the stream.
+    gradients in 2 of 3 runs, 2.11, H200). So the inputs live until this thread's stream waits for that one. Telling the
+    allocator (``record_stream``) will not do: memory that is dropped beside a later capture on that stream makes
+    another thread's next allocation fail, and the capture too (2.15, H200; pytorch#193982).
     """
 
     @functools.wraps(original)
@@ -219,12 +221,15 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
         with ExitStack() as gates:
             for kind in kinds:
                 gates.enter_context(graph_trees.gate(kind, device))
-            stream = vars(self).get("stream")
+            stream, kept = vars(self).get("stream"), []
             if stream is not None:
                 host.allocate_workspace(stream)
                 if kinds == ("use",):
-                    host.tell_allocator(self, args[0], stream)
-            return original(self, *args, **kwargs)
+                    kept += host.made_by_no_graph(self, args[0])
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                kept.clear()  # a traceback would keep them
 
     return method
 

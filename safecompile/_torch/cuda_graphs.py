@@ -155,15 +155,14 @@ def allocate_workspace(stream: Any) -> None:
             torch.addmm(one[0], one, one)
 
 
-def tell_allocator(manager: Any, inputs: Any, stream: Any) -> None:
-    """Keeps the memory of those inputs that no graph has made, when they are dropped, until ``stream`` is done."""
+def made_by_no_graph(manager: Any, inputs: Any) -> list[Any]:
+    """Returns those CUDA inputs that no graph of the present path of ``manager`` has made."""
     import torch
 
     node = manager.current_node
     made_by_graphs = set() if node is None else {one.data_ptr() for one in node.path_live_weakrefs()}
-    for one in inputs:
-        if isinstance(one, torch.Tensor) and one.is_cuda and one.untyped_storage().data_ptr() not in made_by_graphs:
-            one.record_stream(stream)
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor) and one.is_cuda]
+    return [one for one in tensors if one.untyped_storage().data_ptr() not in made_by_graphs]
 
 
 def cublas_handle(device: int) -> int:

@@ -10,6 +10,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,27 +207,33 @@ def test_a_stream_is_used_again_with_the_same_cublas_handle(
     assert streams[0] is streams[2]
 
 
-def test_the_allocator_is_told_of_inputs_that_are_used_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but what graphs have made, whose memory no other thread is ever given."""
-    told: list[int] = []
+def test_inputs_live_until_the_threads_stream_waits_for_the_one_that_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All but what graphs have made, whose memory no other thread is ever given. Afterwards nothing keeps them."""
 
     class OnTheGpu(torch.Tensor):
         is_cuda = True
-
-        def record_stream(self, stream: Any) -> None:
-            told.append(int(self[0]))
 
     class Node:
         def path_live_weakrefs(self) -> list[Any]:
             return [made.untyped_storage()]
 
+    def warm_up(manager: Any, inputs: list[Any]) -> list[bool]:
+        inputs.clear()
+        return [one() is not None for one in living]
+
     made, given = (torch.full((1,), float(n)).as_subclass(OnTheGpu) for n in range(2))
     manager = Manager(0)
-    manager.current_node = Node()
-    cuda_graphs.host.tell_allocator(manager, [made, given, 3, torch.zeros(1)], "stream")
+    manager.current_node, manager.stream = Node(), "stream"
+    assert list(map(float, cuda_graphs.host.made_by_no_graph(manager, [made, given, 3, torch.zeros(1)]))) == [1.0]
     manager.current_node = None
-    cuda_graphs.host.tell_allocator(manager, [given], "stream")
-    assert told == [1, 1]
+    monkeypatch.setattr(cuda_graphs.host, "allocate_workspace", lambda stream: None)
+    monkeypatch.setattr(cuda_graphs.host, "device_of", lambda *_: 0)
+    inputs, living = [given], [weakref.ref(given)]
+    del given
+    assert cuda_graphs._gated(warm_up, ("use",))(manager, inputs) == [True]
+    assert living[0]() is None
 
 
 def test_threads_that_python_has_not_started(managers: list[Manager]) -> None:

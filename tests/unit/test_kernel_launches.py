@@ -127,7 +127,7 @@ def test_a_later_launch_is_torchs_own(installed: None) -> None:
 
 
 def test_a_first_launch_keeps_no_inputs(installed: None) -> None:
-    """What a kernel read is free once it has run, without the collector: CUDA graphs count what lives in their memory."""
+    """What a kernel read is free once it has run, without the collector: CUDA graphs count what lives in their pool."""
 
     class Input:
         pass
