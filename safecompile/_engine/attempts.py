@@ -48,17 +48,20 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
                 continue
             if not dynamo.is_internal_error(error):
                 raise
-            moved = before != _surroundings()
+            others = _others_have_worked()
+            moved = others and before != _surroundings()
             if moved and attempts < ATTEMPTS_AT_MOST:
                 continue
-            if not moved and _others_have_worked():
+            if others and not moved:
                 seen = seen or containers.look(frame)
                 if attempts == 1 and graphs == dynamo.graphs_compiled():
+                    dynamo.forget_frame()
                     continue
-                if not dynamo.wants_one_graph(callback) and containers.keep_changing(frame, seen, error):
+                changing = containers.keep_changing(frame, seen, error)
+                if changing and not dynamo.wants_one_graph(callback):
                     events.warn_of_changing_container(frame.f_code, error)
                     return cache.uncompiled_this_once()
-                if sys.version_info >= (3, 11):
+                if (changing or attempts == 1) and not dynamo.is_about_settings(error) and sys.version_info >= (3, 11):
                     error.add_note(_NOTE)
             raise
 

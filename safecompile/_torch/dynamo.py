@@ -126,6 +126,16 @@ def wants_one_graph(callback: Any) -> bool:
     return on_break is not None and bool(on_break())
 
 
+def is_about_settings(error: Exception) -> bool:
+    """Tells whether torch raises it because a setting has changed: ``Global grad_mode state changed …``."""
+    return isinstance(error, AssertionError) and str(error).startswith("Global ")
+
+
+def forget_frame() -> None:
+    """Takes back one frame of those that Dynamo counts: it is about to be traced once more."""
+    sys.modules[DYNAMO_UTILS].counters["frames"]["total"] -= 1
+
+
 def graphs_compiled() -> int:
     """Returns how many graphs Dynamo has handed to a backend in this process so far."""
     return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])

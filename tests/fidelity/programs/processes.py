@@ -67,17 +67,6 @@ def _sleeping(begun):
     time.sleep(1e6)
 
 
-def _calling(begun):
-    import torch
-
-    compiled = torch.compile(lambda x: x + 1, backend="eager")
-    compiled(torch.ones(2))
-    begun()
-    while True:
-        compiled(torch.ones(2))
-        time.sleep(0.001)
-
-
 def _compiling(begun):
     def backend(gm, inputs):
         begun()
@@ -103,7 +92,7 @@ def _waiting(begun):
     begun()
 
 
-DAEMONS = {"sleeping": _sleeping, "calling": _calling, "compiling": _compiling, "waiting": _waiting}
+DAEMONS = {"sleeping": _sleeping, "compiling": _compiling, "waiting": _waiting}
 
 
 @program(DAEMONS, ends=True, quick=("sleeping",))
