@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from .._common import reading
-from .._torch import arguments, dynamo
+from .._torch import arguments, dynamo, frame_rules
 from . import retry
 
 #: The name of the function that stands in the place of torch's callback, and its file.
@@ -23,10 +23,10 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
         code = frame.f_code
         if retry.is_wrapper(code):
             return frame
-        if dynamo.is_module_call(code):
+        if frame_rules.is_module_call(code):
             if arguments.has_hooks(frame.f_locals["self"]):
                 return None
-        elif code.co_filename not in _ENGINE and not dynamo.is_frame_around_a_call(frame):
+        elif code.co_filename not in _ENGINE and not frame_rules.is_frame_around_a_call(frame):
             return None
         frame = frame.f_back
     return None

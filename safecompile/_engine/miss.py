@@ -31,7 +31,7 @@ from typing import Any
 
 from .._common import events, forks, waits
 from .._isolation import kernel_gates, open_compiles, settings, slots
-from .._torch import cache, dynamo
+from .._torch import cache, dynamo, frame_rules
 from . import attempts, cache_entries, frames, resets, retry, returned
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 from .lookup import find
@@ -49,9 +49,9 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     Thread safety: called by torch in the thread that missed, without any lock.
     """
     lock = dynamo.compile_lock()
-    if dynamo.is_skipped(frame):
+    if frame_rules.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
-    if dynamo.is_disabled_in(sys._getframe(2)):
+    if frame_rules.is_disabled_in(sys._getframe(2)):
         return cache.left_alone_this_once()
     strayed = frames.region_strayed()
     if strayed is not None:
