@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         SafeCompileWarning,
     )
     from ._installing.installer import install, is_installed, uninstall
+    from .events import record
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "SafeCompileWarning",
     "install",
     "is_installed",
+    "record",
     "safe_compile",
     "uninstall",
 ]
@@ -59,15 +61,18 @@ _HOMES = {
     "install": "_installing.installer",
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",
+    "record": "events",
 }
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "events":
+        return import_module(f"{__name__}.events")
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module
-
     value = getattr(import_module(f"{__name__}.{_HOMES.get(name, '_common.errors')}"), name)
     globals()[name] = value
     return value

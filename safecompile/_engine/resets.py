@@ -53,6 +53,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
     live = sum(map(cache.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
+        events.reset_is_put_off(code)
         later.soon()
         return
     for manager in new:

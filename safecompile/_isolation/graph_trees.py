@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 from .._common import environment, events, forks
@@ -103,6 +104,16 @@ def gate(kind: str, device: int) -> Any:
     """Returns the reentrant lock of a device: ``"use"`` for warm-ups and captures, ``"capture"`` for captures."""
     found = gates.get((kind, device))
     return gates.setdefault((kind, device), threading.RLock()) if found is None else found
+
+
+def enter(kind: str, device: int) -> Any:
+    """Takes the gate of a device, and returns it."""
+    found = gate(kind, device)
+    if not found.acquire(blocking=False):
+        began = monotonic()
+        found.acquire()
+        events.capture_is_gated(f"cuda:{device}", monotonic() - began)
+    return found
 
 
 def trees_of_this_call() -> Trees | None:

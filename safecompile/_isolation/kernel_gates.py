@@ -19,7 +19,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
-from .._common import events, forks, waits
+from .._common import activity, events, forks, waits
 from .._torch import kernels as host
 
 #: Seconds for which a thread waits for another's first launch in which code of the user's runs.
@@ -103,7 +103,10 @@ def _enter(kernel: Any) -> _Gate | None:
         if held.count:
             return None
         wait = _Wait(kernel, found)
-        waits.wait(wait.ended, wait.look)
+        what = ("kernel", (host.name_of(kernel), "", 0), "", wait.began, None)
+        waits.wait(wait.ended, wait.look, activity.Waiting(*what))
+        if events.listeners:
+            events.waited(*what)
         if wait.has_it:
             return found
         if not found.is_abandoned():
