@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from ._installing.installer import install, is_installed, uninstall
     from .events import record
+    from .tools.report import report
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "install",
     "is_installed",
     "record",
+    "report",
     "safe_compile",
     "uninstall",
 ]
@@ -62,6 +64,7 @@ _HOMES = {
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",
     "record": "events",
+    "report": "tools.report",
 }
 
 

@@ -74,7 +74,13 @@ def _parser() -> _Parser:
         help="seconds for each workload and side; one that is not done by then has hung (default: 40, on CUDA 60)",
     )
     demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    commands.add_parser("report", help="print versions and the state of the patches as JSON, for a bug report")
+    report = commands.add_parser(
+        "report",
+        help="print versions and the state of the patches, for a bug report",
+        description="Puts the patches in, compiles one small function, and prints versions, devices, and which patches "
+        "fit this torch. In a process of yours, print(safecompile.report()) tells the same, and who compiles and waits.",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -85,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "report":
         from .tools import report
 
-        return report.run()
+        return report.run(as_json=options.json)
     from .tools import demo
 
     try:
