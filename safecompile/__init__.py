@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ._installing.installer import install, is_installed, uninstall
     from .events import record
     from .tools.report import report
+    from .tools.timeline import timeline
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ __all__ = [
     "record",
     "report",
     "safe_compile",
+    "timeline",
     "uninstall",
 ]
 
@@ -65,6 +67,7 @@ _HOMES = {
     "is_installed": "_installing.installer",
     "record": "events",
     "report": "tools.report",
+    "timeline": "tools.timeline",
 }
 
 

@@ -1,4 +1,4 @@
-"""``python -m safecompile demo`` and ``python -m safecompile report``: parses arguments, nothing else."""
+"""``python -m safecompile``: parses arguments, nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _seconds(text: str) -> float:
 
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m safecompile", description="Tools around safecompile.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,report}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
         help="run the same work with plain torch.compile and with safe_compile",
@@ -78,9 +78,18 @@ def _parser() -> _Parser:
         "report",
         help="print versions and the state of the patches, for a bug report",
         description="Puts the patches in, compiles one small function, and prints versions, devices, and which patches "
-        "fit this torch. In a process of yours, print(safecompile.report()) tells the same, and who compiles and waits.",
+        "fit this torch. In a process of yours, print(safecompile.report()) tells who compiles and waits, too.",
     )
     report.add_argument("--json", action="store_true", help="print JSON")
+    timeline = commands.add_parser(
+        "timeline",
+        help="draw what 'with safecompile.timeline(FILE)' has recorded",
+        description="Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, "
+        "writes one trace of it and a file of torch.profiler's instead, for Perfetto or chrome://tracing.",
+    )
+    timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
+    timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
+    timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
     return parser
 
 
@@ -92,6 +101,14 @@ def main(arguments: list[str] | None = None) -> int:
         from .tools import report
 
         return report.run(as_json=options.json)
+    if options.command == "timeline":
+        from .tools import timeline
+
+        try:
+            print(timeline.run(options.file, options.output, options.profile))
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        return 0
     from .tools import demo
 
     try:
