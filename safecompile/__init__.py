@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .events import record
     from .tools.report import report
     from .tools.timeline import timeline
+    from .tools.watch import watch
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "safe_compile",
     "timeline",
     "uninstall",
+    "watch",
 ]
 
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "record": "events",
     "report": "tools.report",
     "timeline": "tools.timeline",
+    "watch": "tools.watch",
 }
 
 

@@ -90,6 +90,18 @@ def _parser() -> _Parser:
     timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
     timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
     timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
+    watch = commands.add_parser(
+        "watch",
+        help="run a script in plain torch, and tell what its threads do to each other",
+        description="Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: "
+        "who set FX's tracing flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 "
+        "if something was found.",
+    )
+    watch.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
+    watch.add_argument("--provoke", action="store_true", help="make traces longer, so that what may collide does")
+    watch.add_argument("-o", "--output", metavar="PATH", help="write the findings as JSON, too")
+    watch.add_argument("script", metavar="SCRIPT")
+    watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     return parser
 
 
@@ -109,6 +121,16 @@ def main(arguments: list[str] | None = None) -> int:
         except (ValueError, OSError) as error:
             parser.error(str(error))
         return 0
+    if options.command == "watch":
+        from .tools.watch import script
+
+        return script.run(
+            options.script,
+            options.arguments,
+            is_module=options.is_module,
+            provoke=options.provoke,
+            output=options.output,
+        )
     from .tools import demo
 
     try:
