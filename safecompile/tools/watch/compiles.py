@@ -81,7 +81,7 @@ class Compiles:
                 self.repeated.add(events.place(code))
                 self.findings.add(
                     "repeated compile",
-                    (*events.place(code)[:2], str(code.co_firstlineno), me),
+                    (_told(code),),
                     f"{_told(code)} was compiled by thread {me!r}, though thread {name!r} had compiled it.",
                     compiled_by=frame_above(),
                 )
@@ -92,34 +92,35 @@ class Compiles:
     def _look_at_eager(self, frame: Any, code: CodeType, me: str, earlier: list[Any]) -> None:
         if not host.has_tensors(frame):
             return
-        at_limit = host.is_at_its_limit(code)
         others = [one for one in list(self.misses.values()) if one.code is code and one.ident != threading.get_ident()]
-        if not earlier and not others:
-            return
-        repeated = events.place(code) in self.repeated
-        if at_limit:
-            why = "it has as many compiled versions as recompile_limit allows" + (
-                ", some of them compiled again by several threads" if repeated else ", all of them different"
+        if earlier and host.is_at_its_limit(code):
+            why = "it has as many compiled versions as recompile_limit allows, " + (
+                "some of them compiled again by several threads"
+                if events.place(code) in self.repeated
+                else "all of them different"
             )
-        else:
+        elif others or any(_fits(entry, frame) for entry in earlier):
             why = "another thread has compiled it, or was about to"
+        else:
+            return  # there was nothing to compile
         self.findings.add(
             "ran eagerly",
-            (_told(code), me),
-            f"{_told(code)} ran eagerly in thread {me!r}: {why}. Calls for which no version fits will too.",
+            (_told(code), why),
+            f"{_told(code)} ran eagerly in thread {me!r}: {why}.",
             called_by=frame_above(),
         )
 
     def patches_of_config_module(self, module: ModuleType) -> list[Patch]:
         """Returns the patch that notes who assigns which setting; changes nothing."""
         original = module.ConfigModule.__setattr__
-        own = str(module.__file__)
 
         @functools.wraps(original)
         def _patched_setattr(config: Any, name: str, value: Any) -> None:
             original(config, name, value)
             caller = sys._getframe(1)
-            if caller.f_code.co_filename != own and name in settings.settings_of(config):
+            if not caller.f_code.co_filename.startswith(settings.torch_folder()) and name in settings.settings_of(
+                config
+            ):
                 self.assigned[(config.__name__, name)] = _Assigned(
                     config, value, identity.of_this_thread(), threading.current_thread().name, stack_of(caller)
                 )
@@ -134,7 +135,7 @@ class Compiles:
             if not reading.same(mine, one.value):
                 self.findings.add(
                     "unseen setting",
-                    (module, name, me),
+                    (module, name),
                     f"{module}.{name} was set to {one.value!r} by thread {one.name!r}; thread {me!r} compiled "
                     f"{_told(code)} with {mine!r}.",
                     set_by=one.stack,

@@ -61,7 +61,8 @@ class Finding:
     Args:
         kind: one of ``MEANINGS``.
         what: a sentence.
-        stacks: whose stack -> function, file and line of its frames, the innermost first.
+        threads: the names of the threads that did it, in order.
+        stacks: whose stack, the first time -> function, file and line of its frames, the innermost first.
         count: how often it was seen at this place.
 
     Thread safety: to be read once the watch is over.
@@ -69,6 +70,7 @@ class Finding:
 
     kind: str
     what: str
+    threads: list[str] = field(default_factory=list)
     stacks: dict[str, Stack] = field(default_factory=dict)
     count: int = 1
 
@@ -86,6 +88,10 @@ class Finding:
         return "\n".join(_lines(self))
 
 
+#: How many threads are kept of one finding.
+THREADS_AT_MOST: Final = 64
+
+
 class Findings:
     """All findings of one watch.
 
@@ -97,17 +103,20 @@ class Findings:
         self._lock = threading.RLock()  # guards the counts; held for an addition. A finalizer may come in between.
 
     def add(self, kind: str, key: tuple[str, ...], what: str, **stacks: FrameType | Stack | None) -> bool:
-        """Adds a finding; one with the same kind and key is only counted. Tells whether it is new."""
+        """Adds a finding of this thread's; one with the same kind and key is counted. Tells whether it is new."""
+        me = threading.current_thread().name
         with self._lock:
             known = self._found.get((kind, *key))
             if known is not None:
                 known.count += 1
+                if me not in known.threads and len(known.threads) < THREADS_AT_MOST:
+                    known.threads.append(me)
                 return False
             told = {
                 whose.replace("_", " "): one if isinstance(one, tuple) else stack_of(one)
                 for whose, one in stacks.items()
             }
-            self._found[(kind, *key)] = Finding(kind, what, told)
+            self._found[(kind, *key)] = Finding(kind, what, [me], told)
             return True
 
     def ranked(self) -> list[Finding]:
@@ -131,7 +140,10 @@ _OWN: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.s
 
 
 def _lines(one: Finding) -> Iterator[str]:
-    yield from _wrapped(one.what + (f" (seen {one.count} times)" if one.count > 1 else ""), "  ")
+    yield from _wrapped(one.what, "  ")
+    if one.count > 1:
+        more = f" and {len(one.threads) - 6} more" if len(one.threads) > 6 else ""
+        yield from _wrapped(f"Seen {one.count} times, by {', '.join(map(repr, one.threads[:6]))}{more}.", "    ")
     for whose, stack in one.stacks.items():
         yield f"    {whose}:"
         yield from (f"      {line}" for line in _shown(stack))

@@ -57,7 +57,7 @@ class Traces:
                 name = _name(ident)
                 self.findings.add(
                     "flag",
-                    (function, me, name),
+                    (function, name),
                     f"Thread {me!r} called {function} while thread {name!r} was tracing, and had the flag set.",
                     set_by=_trace_in(top),
                     read_by=reader,
@@ -79,7 +79,9 @@ class Traces:
                 if is_symbolic or host.is_symbolic(host.tracer_of(top)):
                     me, name = threading.current_thread().name, _name(ident)
                     what = f"Thread {me!r} began to trace while thread {name!r} was tracing."
-                    self.findings.add("overlapping traces", (me, name), what, began=mine, was_there=top)
+                    self.findings.add(
+                        "overlapping traces", (_where(mine), _where(top)), what, began=mine, was_there=top
+                    )
             self._linger(is_symbolic=is_symbolic)
 
         return beginning
@@ -111,7 +113,7 @@ class Traces:
         me = threading.current_thread().name
         self.findings.add(
             "foreign tracer",
-            (module, me, tracing),
+            (module, method, tracing),
             f"Thread {me!r} used a {module} ({method}), and got into the trace of thread {tracing!r}.",
             called_by=frame,
         )
@@ -142,6 +144,13 @@ def _trace_in(frame: FrameType) -> FrameType | None:
     while one is not None and not host.is_trace(one.f_code):
         one = one.f_back
     return one
+
+
+def _where(frame: FrameType) -> str:
+    """Returns the place from which FX's function was called that traces."""
+    trace = _trace_in(frame)
+    caller = trace.f_back if trace is not None else None
+    return "" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def _name(ident: int) -> str:
