@@ -20,6 +20,11 @@ def reader_of_the_flag(module: ModuleType) -> FunctionType:
     return found
 
 
+def flag_is_on() -> bool:
+    """Tells whether the flag of the process is set now."""
+    return bool(vars(sys.modules[SYMBOLIC_TRACE]).get(fx.FX_FLAG, False))
+
+
 def patcher(module: ModuleType) -> Any:
     """Returns the class that puts a trace's patches in when it is entered, and takes them out at its exit."""
     return module._Patcher

@@ -136,7 +136,7 @@ def stack_of(frame: FrameType | None) -> Stack:
     return tuple(found)
 
 
-_OWN: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep  # noqa: PTH120
+_OWN: Final = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 
 
 def _lines(one: Finding) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ..._patching import rewriting
 from ..._patching.patches import AttributePatch, CodePatch, Patch
 from ..._torch import threads
 from ..._torch import watching as host
-from .findings import Findings
+from .findings import Findings, Stack, stack_of
 
 _TELL: Final = "safecompile: the function flag_is_read stands here"
 
@@ -34,6 +34,7 @@ class Traces:
     def __init__(self, findings: Findings, *, provoke: bool) -> None:
         self.findings, self.provoke = findings, provoke
         self.count = 0
+        self.last: tuple[str, Stack] | None = None
 
     def patches_of_symbolic_trace(self, module: ModuleType) -> list[Patch]:
         """Returns the patches that watch; changes nothing."""
@@ -51,22 +52,27 @@ class Traces:
         reader = sys._getframe(1)
         if host.tracer_of(reader) is None:
             me, function = threading.current_thread().name, host.compiled_function(reader)
-            setters = _others_tracing()
-            if setters:
-                ident, top = setters[0]
-                name = _name(ident)
-                self.findings.add(
-                    "flag",
-                    (function, name),
-                    f"Thread {me!r} called {function} while thread {name!r} was tracing, and had the flag set.",
-                    set_by=_trace_in(top),
-                    read_by=reader,
-                )
+            setter = self._setter()
+            if setter is None:
+                what = f"Thread {me!r} called {function}; nobody traced."
+                self.findings.add("flag left on", (function,), what, read_by=reader)
             else:
-                self.findings.add(
-                    "flag left on", (function,), f"Thread {me!r} called {function}; nobody traced.", read_by=reader
-                )
+                name, stack = setter
+                what = f"Thread {me!r} called {function} while thread {name!r} was tracing, and had the flag set."
+                self.findings.add("flag", (function, name), what, set_by=stack, read_by=reader)
         return True
+
+    def _setter(self) -> tuple[str, Stack] | None:
+        """Returns who has set the flag, and from where; None if nobody traces, and it is on."""
+        for _ in range(3):  # a trace may begin between the look at the stacks and the one at the flag
+            for ident, top in _others_tracing():
+                trace = _trace_in(top)
+                stack = stack_of(trace)
+                if trace is not None and len(stack) > 1:  # else it has ended meanwhile
+                    return _name(ident), stack
+            if not host.flag_is_on():
+                return self.last
+        return None
 
     def _beginning(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -74,6 +80,7 @@ class Traces:
             original(patcher, *args, **kwargs)
             mine = sys._getframe(1)
             self.count += 1
+            self.last = (threading.current_thread().name, stack_of(_trace_in(mine)))
             is_symbolic = host.is_symbolic(host.tracer_of(mine))
             for ident, top in _others_tracing():
                 if is_symbolic or host.is_symbolic(host.tracer_of(top)):
