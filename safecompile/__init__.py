@@ -20,7 +20,10 @@ Importing this package changes nothing and does not import torch. ``install()`` 
 everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
 ``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for,
 ``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs, and ``SAFECOMPILE_SETTINGS=0`` keeps the
-settings of other threads out of a compile.
+settings of other threads out of a compile. ``SAFECOMPILE_PROGRESS=1`` shows a live line while something compiles.
+
+To see what happens: ``report()``, ``record()`` and ``events.subscribe()``, ``timeline(path)``, ``progress()``, and, for
+plain torch, ``watch()``; docs/debugging.md tells when to use which.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         SafeCompileError,
         SafeCompileWarning,
     )
+    from ._engine.progress import progress
     from ._installing.installer import install, is_installed, uninstall
     from .events import record
     from .tools.report import report
@@ -54,6 +58,7 @@ __all__ = [
     "SafeCompileWarning",
     "install",
     "is_installed",
+    "progress",
     "record",
     "report",
     "safe_compile",
@@ -68,6 +73,7 @@ _HOMES = {
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",
     "record": "events",
+    "progress": "_engine.progress",
     "report": "tools.report",
     "timeline": "tools.timeline",
     "watch": "tools.watch",
