@@ -61,7 +61,7 @@ def gone() -> None:
 
 
 def test_a_line_on_a_terminal(installed: None) -> None:
-    """Function, file, line, device, seconds and who waits; the line is cleared, and the thread ends, with the compile."""
+    """Function, file, line, device, seconds and who waits; the thread that writes ends with the compile."""
     before = threading.active_count()
     shown = slow_compile(Terminal(), 0.5, "waiting: job-")
     gone()
