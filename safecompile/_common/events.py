@@ -26,7 +26,7 @@ def _from_environment() -> float:
     if seconds <= 0.0:
         log.warning(
             "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds: long waits are "
-            "reported after 60 s. Set it to a number such as 30.",
+            "reported after 60 s. Set it to a number such as 30. More: docs/debugging.md#errors-and-warnings",
             text,
         )
         return 60.0

@@ -78,9 +78,8 @@ class progress:  # noqa: N801 - used as a function is
         if not self._running:
             self._running.append(None)
             try:
-                _thread.start_new_thread(
-                    self._run, ()
-                )  # threading.Thread would wait for it, in the middle of a compile
+                # Not threading.Thread, whose start would wait for it, in the middle of a compile.
+                _thread.start_new_thread(self._run, ())
             except RuntimeError:
                 self._running.clear()
 

@@ -90,7 +90,10 @@ def catch_up_after_a_miss() -> None:
     try:
         catch_up()
     except Exception:  # noqa: BLE001 - whatever it is, it is not what the call is about
-        events.log.exception("freeing what a reset has left failed; the call goes on, and a later one tries again")
+        events.log.exception(
+            "freeing what a reset has left failed; the call goes on, and a later one tries again. "
+            "More: docs/debugging.md#errors-and-warnings"
+        )
 
 
 def due() -> float | None:

@@ -151,7 +151,8 @@ def _begin() -> Trees | None:
         _told = True
         events.log.warning(
             "%r runs without CUDA graphs, and so does each further thread: %d threads have them, and each needs memory "
-            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more.",
+            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more. "
+            "More: docs/debugging.md#errors-and-warnings",
             threading.current_thread().name,
             most,
         )

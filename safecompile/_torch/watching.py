@@ -69,4 +69,5 @@ def has_tensors(frame: Any) -> bool:
 def is_at_its_limit(code: CodeType) -> bool:
     """Tells whether a function has as many compiled versions as the settings allow."""
     config: Any = sys.modules["torch._dynamo.config"]
-    return len(cache.cache_entries(code)) >= min(config.recompile_limit, config.accumulated_recompile_limit)
+    limit: int = min(config.recompile_limit, config.accumulated_recompile_limit)
+    return len(cache.cache_entries(code)) >= limit

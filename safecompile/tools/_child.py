@@ -53,7 +53,7 @@ class Row:
     first_error: str | None = None
     hung_at: str | None = None
     log: str | None = None
-    compiling: str = ""  # for the live line alone
+    compiling = ""  # what the live line says; no field, and not printed
 
     @property
     def right(self) -> bool:
@@ -62,7 +62,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the row as it is printed by ``--json``."""
-        return {name: value for name, value in asdict(self).items() if name != "compiling"}
+        return asdict(self)
 
 
 def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row], None]) -> Row:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 _REASONS = {
-    "result": "for the result of",
+    "result": "for the compile of",
     "lock": "for the compile lock, held by",
     "kernel": "for the first launch of a kernel by",
 }
@@ -56,11 +57,21 @@ def _now(found: dict[str, Any]) -> Iterator[str]:
     if not found["compiling"] and not found["waiting"]:
         yield "  Nobody compiles, and nobody waits."
     for one in found["compiling"]:
-        yield f"  {one['thread']!r} compiles {_where(one)}, since {one['since_s']:.1f} s:"
-        yield from (f"      {frame}" for frame in one["stack"])
+        yield f"  {one['thread']!r} has been compiling for {one['for_s']:.1f} s: {_where(one)}. Its stack:"
+        yield from _without_torchs(one["stack"])
     for one in found["waiting"]:
         holder = repr(one["holder"]) if one["holder"] else "another thread"
-        yield f"  {one['thread']!r} waits since {one['for_s']:.1f} s {_REASONS[one['reason']]} {holder}: {_where(one)}"
+        reason = f"{_REASONS[one['reason']]} {holder}"
+        yield f"  {one['thread']!r} has waited for {one['for_s']:.1f} s {reason}: {_where(one)}"
+
+
+def _without_torchs(stack: list[str]) -> Iterator[str]:
+    """Yields the frames of a stack, those of torch in a row as one."""
+    for is_torchs, frames in itertools.groupby(stack, lambda frame: "/torch/" in frame or "/safecompile/_" in frame):
+        if is_torchs:
+            yield f"      ... {len(list(frames))} frames of torch's"
+        else:
+            yield from (f"      {frame}" for frame in frames)
 
 
 def _totals(found: dict[str, Any]) -> Iterator[str]:

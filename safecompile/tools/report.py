@@ -20,7 +20,7 @@ from . import _report_text
 
 #: How many functions are named, and how many frames of a stack.
 FUNCTIONS: Final = 10
-FRAMES: Final = 20
+FRAMES: Final = 100
 
 
 class Report:
@@ -186,7 +186,7 @@ def _compiling() -> list[dict[str, Any]]:
     for one in activity.compiling_now():
         stack = _stack(frames.get(one.thread))
         if stack:  # else its thread has ended without a word
-            where = {"thread": events.name_of(one.thread), "device": one.device, "since_s": round(now - one.began, 3)}
+            where = {"thread": events.name_of(one.thread), "device": one.device, "for_s": round(now - one.began, 3)}
             found.append({**_place(one.place), **where, "stack": stack})
     return found
 
@@ -214,7 +214,7 @@ def _owner() -> int | None:
 
 def _stack(frame: FrameType | None) -> list[str]:
     """Returns names, files and lines of a stack, the innermost first; no source."""
-    found = []
+    found: list[str] = []
     while frame is not None and len(found) < FRAMES and frame is not sys._getframe():
         code = frame.f_code
         found.append(f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}:{frame.f_lineno})")

@@ -107,7 +107,7 @@ def test_a_hung_process_reports(installed: None) -> None:
     assert any("threads.py" in line for line in compiling["stack"])
     waiting = {one["thread"]: (one["function"], one["reason"], one["holder"]) for one in found["waiting"]}
     assert waiting == {"job-1": ("body", "result", "job-0"), "job-2": ("other", "lock", "job-0")}
-    assert "'job-2' waits since" in str(report)
+    assert "'job-2' has waited for" in str(report)
     assert "Hung(" not in str(report)  # a source line
     assert safecompile.report().as_dict()["waiting"] == safecompile.report().as_dict()["compiling"] == []
     assert flights.flights == {}

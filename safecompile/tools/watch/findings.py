@@ -127,7 +127,7 @@ class Findings:
 
 def stack_of(frame: FrameType | None) -> Stack:
     """Returns function, file and line of each frame, the innermost first, without the library's own."""
-    found = []
+    found: list[str] = []
     while frame is not None and len(found) < 60:
         code = frame.f_code
         if not code.co_filename.startswith(_OWN):
