@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from time import monotonic
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from . import events, forks, waits
-from .records import CompileBegun, CompileEnded
+from .records import CompileBegun, CompileEnded, Wait
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,11 +24,22 @@ class Waiting:
         holder: the identity of the thread that it waits for, as far as that is known at its begin; for messages.
     """
 
-    __slots__ = ("began", "device", "holder", "place", "reason", "thread")
+    __slots__ = ("began", "device", "holder", "holder_name", "place", "reason", "thread")
 
     def __init__(self, reason: str, place: tuple[str, str, int], device: str, began: float, holder: int | None) -> None:
         self.reason, self.place, self.device, self.began, self.holder = reason, place, device, began, holder
+        self.holder_name = events.name_of(holder)  # it may have ended when the wait does
         self.thread = threading.get_ident()  # for messages alone
+
+    def is_over(self) -> None:
+        """Tells of the wait, which is over now."""
+        seconds = monotonic() - self.began
+        if events.listeners and seconds > _SHORTEST_WAIT_S:
+            events.tell(Wait, self.device, self.place, seconds, self.reason, self.holder_name)
+
+
+#: A wait that is shorter is none: the lock was free.
+_SHORTEST_WAIT_S: Final = 0.0005
 
 
 class Compiling:

@@ -6,12 +6,10 @@ import os
 import sys
 import threading
 import traceback
-from time import monotonic
 from types import CodeType
-from typing import Final
 
 from . import totals
-from .records import OF_OUTCOME, CaptureGated, ForeignTrace, Miss, ResetPutOff, Wait
+from .records import OF_OUTCOME, CaptureGated, ForeignTrace, Miss, ResetPutOff
 from .telling import deliver, listeners, log, name_of, place, subscribe, tell
 
 __all__ = ["Miss", "deliver", "listeners", "log", "name_of", "place", "subscribe", "tell"]
@@ -55,17 +53,6 @@ def emit(
         more = () if outcome != "failed" else ("" if error is None else error.__name__,)
         tell(OF_OUTCOME.get(outcome, Miss), device, where, role, waited_s, compiled_s, outcome, *more)
         deliver()
-
-
-#: A wait that is shorter is none: the lock was free.
-_SHORTEST_WAIT_S: Final = 0.0005
-
-
-def waited(reason: str, where: totals.Place, device: str, began: float, holder: int | None) -> None:
-    """Tells of a wait that ``began`` then (monotonic seconds) and is over now."""
-    seconds = monotonic() - began
-    if seconds > _SHORTEST_WAIT_S:
-        tell(Wait, device, where, seconds, reason, name_of(holder))
 
 
 def capture_is_gated(device: str, seconds: float) -> None:

@@ -83,7 +83,7 @@ def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
         nonlocal warned
         warned = warned or warn_of_wait(code, device, began, owner_of(lock))
 
-    what = ("lock", events.place(code), device, began, owner_of(lock) if events.listeners else None)
-    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, activity.Waiting(*what))
-    if events.listeners:
-        events.waited(*what)
+    holder = owner_of(lock) if events.listeners else None  # the report asks by itself
+    what = activity.Waiting("lock", events.place(code), device, began, holder)
+    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, what)
+    what.is_over()

@@ -126,11 +126,10 @@ class _Call:
                 flight.close()
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
-        what = ("result", events.place(self.code), self.device, began, flight.leader)
-        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, activity.Waiting(*what))
+        what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)
+        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, what)
         self.waited_s += monotonic() - began
-        if events.listeners:
-            events.waited(*what)
+        what.is_over()
 
     def inside_a_compile(self) -> Any:
         """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""

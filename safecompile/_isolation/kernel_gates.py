@@ -103,10 +103,9 @@ def _enter(kernel: Any) -> _Gate | None:
         if held.count:
             return None
         wait = _Wait(kernel, found)
-        what = ("kernel", (host.name_of(kernel), "", 0), "", wait.began, None)
-        waits.wait(wait.ended, wait.look, activity.Waiting(*what))
-        if events.listeners:
-            events.waited(*what)
+        what = activity.Waiting("kernel", (host.name_of(kernel), "", 0), "", wait.began, None)
+        waits.wait(wait.ended, wait.look, what)
+        what.is_over()
         if wait.has_it:
             return found
         if not found.is_abandoned():

@@ -200,7 +200,7 @@ def _waiting() -> list[dict[str, Any]]:
             "device": one.device,
             "reason": one.reason,
             "for_s": round(now - one.began, 3),
-            "holder": events.name_of(owner if one.reason == "lock" else one.holder),
+            "holder": events.name_of(owner) if one.reason == "lock" else one.holder_name,
         }
         for one in activity.waiting_now()
     ]
