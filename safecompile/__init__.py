@@ -20,7 +20,10 @@ Importing this package changes nothing and does not import torch. ``install()`` 
 everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
 ``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for,
 ``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs, and ``SAFECOMPILE_SETTINGS=0`` keeps the
-settings of other threads out of a compile.
+settings of other threads out of a compile. ``SAFECOMPILE_PROGRESS=1`` shows a live line while something compiles.
+
+To see what happens: ``report()``, ``record()`` and ``events.subscribe()``, ``timeline(path)``, ``progress()``, and, for
+plain torch, ``watch()``; docs/debugging.md tells when to use which.
 """
 
 from __future__ import annotations
@@ -38,7 +41,12 @@ if TYPE_CHECKING:
         SafeCompileError,
         SafeCompileWarning,
     )
+    from ._engine.progress import progress
     from ._installing.installer import install, is_installed, uninstall
+    from .events import record
+    from .tools.report import report
+    from .tools.timeline import timeline
+    from .tools.watch import watch
 
 __version__ = "0.1.0"
 
@@ -50,8 +58,13 @@ __all__ = [
     "SafeCompileWarning",
     "install",
     "is_installed",
+    "progress",
+    "record",
+    "report",
     "safe_compile",
+    "timeline",
     "uninstall",
+    "watch",
 ]
 
 _HOMES = {
@@ -59,15 +72,22 @@ _HOMES = {
     "install": "_installing.installer",
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",
+    "record": "events",
+    "progress": "_engine.progress",
+    "report": "tools.report",
+    "timeline": "tools.timeline",
+    "watch": "tools.watch",
 }
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "events":
+        return import_module(f"{__name__}.events")
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module
-
     value = getattr(import_module(f"{__name__}.{_HOMES.get(name, '_common.errors')}"), name)
     globals()[name] = value
     return value

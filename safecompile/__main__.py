@@ -1,4 +1,4 @@
-"""``python -m safecompile demo`` and ``python -m safecompile report``: parses arguments, nothing else."""
+"""``python -m safecompile``: parses arguments, nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _seconds(text: str) -> float:
 
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m safecompile", description="Tools around safecompile.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,report}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
         help="run the same work with plain torch.compile and with safe_compile",
@@ -74,7 +74,34 @@ def _parser() -> _Parser:
         help="seconds for each workload and side; one that is not done by then has hung (default: 40, on CUDA 60)",
     )
     demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    commands.add_parser("report", help="print versions and the state of the patches as JSON, for a bug report")
+    report = commands.add_parser(
+        "report",
+        help="print versions and the state of the patches, for a bug report",
+        description="Puts the patches in, compiles one small function, and prints versions, devices, and which patches "
+        "fit this torch. In a process of yours, print(safecompile.report()) tells who compiles and waits, too.",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON")
+    timeline = commands.add_parser(
+        "timeline",
+        help="draw what 'with safecompile.timeline(FILE)' has recorded",
+        description="Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, "
+        "writes one trace of it and a file of torch.profiler's instead, for Perfetto or chrome://tracing.",
+    )
+    timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
+    timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
+    timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
+    watch = commands.add_parser(
+        "watch",
+        help="run a script in plain torch, and tell what its threads do to each other",
+        description="Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: "
+        "who set FX's tracing flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 "
+        "if something was found.",
+    )
+    watch.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
+    watch.add_argument("--provoke", action="store_true", help="make traces longer, so that what may collide does")
+    watch.add_argument("-o", "--output", metavar="PATH", help="write the findings as JSON, too")
+    watch.add_argument("script", metavar="SCRIPT")
+    watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     return parser
 
 
@@ -85,7 +112,25 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "report":
         from .tools import report
 
-        return report.run()
+        return report.run(as_json=options.json)
+    if options.command == "timeline":
+        from .tools import timeline
+
+        try:
+            print(timeline.run(options.file, options.output, options.profile))
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        return 0
+    if options.command == "watch":
+        from .tools.watch import script
+
+        return script.run(
+            options.script,
+            options.arguments,
+            is_module=options.is_module,
+            provoke=options.provoke,
+            output=options.output,
+        )
     from .tools import demo
 
     try:

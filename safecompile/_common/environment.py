@@ -18,6 +18,11 @@ def is_strict() -> bool:
     return os.environ.get("SAFECOMPILE_STRICT", "0") not in ("", "0")
 
 
+def wants_progress() -> bool:
+    """Tells whether ``SAFECOMPILE_PROGRESS`` asks for a live line while something compiles."""
+    return os.environ.get("SAFECOMPILE_PROGRESS", "0") not in ("", "0")
+
+
 def cuda_graph_threads() -> int:
     """Returns how many threads may have CUDA graphs of their own: ``SAFECOMPILE_CUDA_GRAPH_THREADS``, or 16."""
     text = os.environ.get("SAFECOMPILE_CUDA_GRAPH_THREADS", "16")

@@ -7,11 +7,18 @@ import os
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - no import of pathlib, which takes long
 
 
+#: Where it is told what to do about an error or a warning.
+MORE = "More: docs/debugging.md#errors-and-warnings"
+
+
 class SafeCompileError(RuntimeError):
     """Base class of every error that safecompile raises by itself.
 
     Thread safety: immutable.
     """
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {MORE}"
 
 
 class HostMismatchError(SafeCompileError):
@@ -48,6 +55,9 @@ class SafeCompileWarning(UserWarning):
 
     Thread safety: immutable.
     """
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {MORE}"
 
 
 class LateInstallWarning(SafeCompileWarning):

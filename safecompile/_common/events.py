@@ -1,20 +1,18 @@
-"""What the engine tells: one event for each miss, and a warning when a wait is long.
-
-Nothing here runs on a warm call. Without a listener an event costs one test of an empty tuple.
-"""
+"""What the library tells: events for whoever listens, and warnings. Nothing here runs on a warm call."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 
-log = logging.getLogger("safecompile")
+from . import totals
+from .records import OF_OUTCOME, CaptureGated, ForeignTrace, Miss, ResetPutOff
+from .telling import deliver, listeners, log, name_of, place, subscribe, tell
+
+__all__ = ["Miss", "deliver", "listeners", "log", "name_of", "place", "subscribe", "tell"]
 
 
 def _from_environment() -> float:
@@ -26,7 +24,7 @@ def _from_environment() -> float:
     if seconds <= 0.0:
         log.warning(
             "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds: long waits are "
-            "reported after 60 s. Set it to a number such as 30.",
+            "reported after 60 s. Set it to a number such as 30. More: docs/debugging.md#errors-and-warnings",
             text,
         )
         return 60.0
@@ -35,56 +33,6 @@ def _from_environment() -> float:
 
 #: Seconds that a thread waits for another's compile before a WARNING names what it waits for.
 wait_warning_s: float = _from_environment()
-
-
-@dataclass(frozen=True)
-class Miss:
-    """One call that found no compiled version of its function.
-
-    Args:
-        function: the qualified name of the function whose frame missed; with `` (backward)`` behind it, for the
-            compile of its backward.
-        filename, line: where the function is.
-        device: the device that the engine took for the call, for example ``"cuda:1"``.
-        thread: the name of the thread.
-        role: ``"leader"`` if this thread compiled, ``"follower"`` if it waited for another that did.
-        waited_s: seconds spent waiting for another thread.
-        compiled_s: seconds spent in the trace, the backend and the guards.
-        outcome: ``"compiled"``, ``"reused"``, ``"skipped"`` (torch runs it eagerly) or ``"failed"``.
-
-    Thread safety: immutable.
-    """
-
-    function: str
-    filename: str
-    line: int
-    device: str
-    thread: str
-    role: str
-    waited_s: float
-    compiled_s: float
-    outcome: str
-
-
-#: Who wants events. Replaced as a whole, never changed in place, so that reading it needs no lock.
-listeners: tuple[Callable[[Miss], None], ...] = ()
-
-
-def subscribe(listener: Callable[[Miss], None]) -> Callable[[], None]:
-    """Calls ``listener`` with each :class:`Miss`, in the thread that missed; returns a function that ends it.
-
-    A listener runs while its thread holds no lock. An exception in it is logged, never raised.
-
-    Thread safety: may be called from any thread at any time.
-    """
-    global listeners
-    listeners = (*listeners, listener)
-
-    def unsubscribe() -> None:
-        global listeners
-        listeners = tuple(one for one in listeners if one is not listener)
-
-    return unsubscribe
 
 
 def emit(
@@ -97,17 +45,28 @@ def emit(
     *,
     backward: bool = False,
 ) -> None:
-    """Tells the listeners of one miss, or of the first backward of a compiled function."""
-    if not listeners:
-        return
-    name = getattr(code, "co_qualname", code.co_name) + " (backward)" * backward
-    thread = threading.current_thread().name
-    miss = Miss(name, code.co_filename, code.co_firstlineno, device, thread, role, waited_s, compiled_s, outcome)
-    for listener in listeners:
-        try:
-            listener(miss)
-        except Exception:
-            log.exception("a listener of safecompile events raised; the call that it was told of goes on")
+    """Counts one miss, or the first backward of a compiled function, and tells of it. This thread holds no lock."""
+    where = place(code, backward=backward)
+    totals.note(where, waited_s, compiled_s, outcome)
+    if listeners:
+        error = sys.exc_info()[0]
+        more = () if outcome != "failed" else ("" if error is None else error.__name__,)
+        tell(OF_OUTCOME.get(outcome, Miss), device, where, role, waited_s, compiled_s, outcome, *more)
+        deliver()
+
+
+def capture_is_gated(device: str, seconds: float) -> None:
+    """Counts and tells that a warm-up or capture of CUDA graphs has waited for another one."""
+    totals.count("captures gated")
+    if listeners:
+        tell(CaptureGated, device, ("", "", 0), seconds)
+
+
+def reset_is_put_off(code: CodeType) -> None:
+    """Counts and tells that a reset comes a moment later."""
+    totals.count("resets put off")
+    if listeners:
+        tell(ResetPutOff, "", place(code))
 
 
 def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | None) -> None:
@@ -119,7 +78,7 @@ def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | Non
     log.warning(
         "%r has waited %.0f s in the first call of %s (%s:%d) on %s for thread %r, which is compiling. If that "
         "thread waits for this one (a barrier, a queue or a collective inside the compile), the program is "
-        "deadlocked; otherwise it goes on when the compile ends. Stack of %r:\n%s",
+        "deadlocked; otherwise it goes on when the compile ends. More: docs/debugging.md#it-hangs. Stack of %r:\n%s",
         threading.current_thread().name,
         waited_s,
         getattr(code, "co_qualname", code.co_name),
@@ -136,15 +95,19 @@ def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | Non
 _told_of: set[str] = set()
 
 
-def warn_of_wrapping(code: CodeType, name: str) -> None:
-    """Logs, once for a name, that ``code`` was compiled while FX had one of the names it uses wrapped."""
+def warn_of_wrapping(code: CodeType, name: str, device: str = "") -> None:
+    """Tells, and logs once for a name, that ``code`` was compiled while FX had one of the names it uses wrapped."""
+    if listeners:
+        tell(ForeignTrace, device, place(code), name)
+        deliver()
     if name in _told_of:
         return
     _told_of.add(name)
     log.warning(
         "%s (%s:%d) was compiled while another thread is inside torch.fx.symbolic_trace, for which FX has wrapped %r "
         "in this file for all threads. The result is right, but the function may be compiled again, which counts in "
-        "recompile_limit. To avoid it, trace before the threads start, or keep %r out of a file that is traced.",
+        "recompile_limit. To avoid it, trace before the threads start, or keep %r out of a file that is traced. "
+        "More: docs/debugging.md#it-compiles-again-and-again",
         getattr(code, "co_qualname", code.co_name),
         code.co_filename,
         code.co_firstlineno,
@@ -160,7 +123,8 @@ def warn_of_backward_without_compiled_autograd() -> None:
     _told_of.add("compiled autograd")
     log.warning(
         "a backward of %r runs without compiled autograd: it can begin only while no other backward of the process "
-        "runs. The gradients are the same. If speed matters, let the threads take turns in backward.",
+        "runs. The gradients are the same. If speed matters, let the threads take turns in backward. "
+        "More: docs/debugging.md#it-is-slow-at-first",
         threading.current_thread().name,
     )
 
@@ -174,7 +138,7 @@ def warn_of_changing_container(code: CodeType, error: BaseException) -> None:
     log.warning(
         "%s runs uncompiled, this once: another thread keeps changing a dict, list or set that it reads, and torch "
         "failed to trace it (%s). The result is as in eager mode; later calls try to compile again. Pass each call a "
-        "container of its own, such as a copy.",
+        "container of its own, such as a copy. More: docs/debugging.md#it-runs-uncompiled",
         where,
         f"{type(error).__name__}: {error}".partition("\n")[0],
     )

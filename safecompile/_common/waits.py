@@ -27,12 +27,13 @@ _leaving = False
 _timed: dict[int, object] = {}
 
 
-def wait(ended: Callable[[float], bool], look: Callable[[], None]) -> None:
+def wait(ended: Callable[[float], bool], look: Callable[[], None], what: object = None) -> None:
     """Waits until ``ended(seconds)`` tells that it has; calls ``look`` each time that these seconds are over.
 
     ``ended`` waits for that long at most, or with -1 as long as it takes. Whatever either raises ends the wait.
+    ``what`` tells of the wait, to those who ask what waits are :func:`in_progress`.
     """
-    token = object()
+    token = object() if what is None else what
     try:
         _timed[id(token)] = token  # before the look at the flag, so that _leave waits for this thread
         while not _leaving:
@@ -42,6 +43,11 @@ def wait(ended: Callable[[float], bool], look: Callable[[], None]) -> None:
     finally:
         _timed.pop(id(token), None)
     ended(-1.0)
+
+
+def in_progress() -> list[object]:
+    """Returns what was given for each wait in progress."""
+    return list(_timed.copy().values())
 
 
 def _leave() -> None:

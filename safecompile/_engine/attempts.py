@@ -10,7 +10,7 @@ import sys
 from time import sleep
 from typing import Any, Final
 
-from .._common import events
+from .._common import events, totals
 from .._isolation import graph_trees, open_compiles, slots
 from .._torch import cache, dynamo, threads
 from . import containers
@@ -39,6 +39,8 @@ def compiled(original: Any, callback: Any, frame: Any, head: Any, frame_state: A
     attempts, seen = 0, None
     while True:
         attempts += 1
+        if attempts > 1:
+            totals.count("second traces")
         before, graphs = _surroundings(), dynamo.graphs_compiled()
         try:
             return original(callback, frame, head, frame_state)

@@ -15,7 +15,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any, Final
 
-from .._common import events
+from .._common import activity, events
 from .._common.errors import shorten
 from .._isolation import kernel_gates, settings
 from .._patching.families import Part
@@ -128,8 +128,12 @@ class _Turn:
                     outcome = "reused"
                     return result
                 role = "leader"
-                with dynamo.autograd_on_this_thread():
+                with (
+                    activity.Compiling(self.code, self.device, backward=True) as this,
+                    dynamo.autograd_on_this_thread(),
+                ):
                     result = compile_now()
+                    this.outcome = "compiled"
                 compiled_s, outcome = monotonic() - began - waited_s, "compiled"
                 return result
             finally:

@@ -8,7 +8,7 @@ from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events, identity, waits
+from .._common import activity, events, identity, waits
 
 
 class Retry(BaseException):
@@ -83,4 +83,7 @@ def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
         nonlocal warned
         warned = warned or warn_of_wait(code, device, began, owner_of(lock))
 
-    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look)
+    holder = owner_of(lock) if events.listeners else None  # the report asks by itself
+    what = activity.Waiting("lock", events.place(code), device, began, holder)
+    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, what)
+    what.is_over()

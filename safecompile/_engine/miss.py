@@ -29,7 +29,7 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import events, forks, waits
+from .._common import activity, events, forks, waits
 from .._isolation import kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo, frame_rules
 from . import attempts, cache_entries, frames, resets, retry, returned
@@ -112,7 +112,7 @@ class _Call:
             self.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
             events.emit(self.code, self.device, self.role, self.waited_s, self.compiled_s, self.outcome)
             if self.wrapped is not None:
-                events.warn_of_wrapping(self.code, self.wrapped)
+                events.warn_of_wrapping(self.code, self.wrapped, self.device)
 
     def wait_for(self, flight: Flight) -> None:
         """Waits until ``flight`` is over. This thread holds no lock."""
@@ -126,8 +126,10 @@ class _Call:
                 flight.close()
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
-        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look)
+        what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)
+        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, what)
         self.waited_s += monotonic() - began
+        what.is_over()
 
     def inside_a_compile(self) -> Any:
         """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
@@ -169,20 +171,27 @@ class _Call:
             resets.begin_cold(self.code, self.frame_state)
         open_compiles.begin()
         dynamo.set_autograd_multithreading(False)
-        self.reverts = settings.apply_for(self.callback, frames.dynamic_of_the_call)
-        self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
-        self._revert_settings()
-        self.compiled_s = monotonic() - began
+        with activity.Compiling(self.code, self.device) as this:
+            self.reverts = settings.apply_for(self.callback, frames.dynamic_of_the_call)
+            self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
+            self._revert_settings()
+            self.compiled_s = monotonic() - began
+            self._note_result(flight)
+            this.outcome = self.outcome
+
+    def _note_result(self, flight: Flight | None) -> None:
         guarded = self.result.guarded_code
         if guarded is not None:
             self.outcome = "compiled"
             self.wrapped = slots.wrapped_for_another_thread(self.code, self.frame.f_globals)
             cache_entries.made_for(guarded.guard_manager, cache.backend_of(self.callback), self.region, self.device)
             returned.note(guarded, self.code)
-        else:
+        elif self.result.apply_to_code:
             self.outcome = "skipped"
-            if flight is not None and self.result.apply_to_code:
+            if flight is not None:
                 flight.skip = self.result
+        else:
+            self.outcome = "uncompiled"
 
     def _revert_settings(self) -> None:
         while self.reverts:

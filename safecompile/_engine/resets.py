@@ -53,6 +53,7 @@ def reset(code: CodeType, *, at_most: int | None = None) -> None:
     live = sum(map(cache.is_live, there.values()))
     if live > len(new) + (OUTDATED_AT_MOST if at_most is None else at_most):
         put_off.append(weakref.ref(code))
+        events.reset_is_put_off(code)
         later.soon()
         return
     for manager in new:
@@ -89,7 +90,10 @@ def catch_up_after_a_miss() -> None:
     try:
         catch_up()
     except Exception:  # noqa: BLE001 - whatever it is, it is not what the call is about
-        events.log.exception("freeing what a reset has left failed; the call goes on, and a later one tries again")
+        events.log.exception(
+            "freeing what a reset has left failed; the call goes on, and a later one tries again. "
+            "More: docs/debugging.md#errors-and-warnings"
+        )
 
 
 def due() -> float | None:

@@ -78,6 +78,7 @@ def install(*, timeout_s: float = 10.0) -> None:
         _installed = True
     applying.catch_up()
     forks.register()
+    _begin_progress()
     _warn_of_late_references()
 
 
@@ -104,6 +105,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
             _finish_resets()
             left = applying.end()
             _forget_slots()
+            _end_progress()
             _installed = False
             for what in left:
                 warnings.warn(
@@ -178,6 +180,20 @@ def _finish_resets() -> None:
     from .._engine import resets
 
     resets.catch_up(at_most=sys.maxsize)
+
+
+def _begin_progress() -> None:
+    if environment.wants_progress():
+        from .._engine import progress
+
+        progress.begin_for_process()
+
+
+def _end_progress() -> None:
+    if environment.wants_progress():
+        from .._engine import progress
+
+        progress.end_for_process()
 
 
 def _forget_slots() -> None:

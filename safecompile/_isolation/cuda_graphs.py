@@ -27,6 +27,7 @@ from contextlib import ExitStack, nullcontext
 from types import ModuleType
 from typing import Any, Final
 
+from .._common import events
 from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
@@ -220,16 +221,19 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
         kernel_gates.assert_none_held("a device for a CUDA graph")
         with ExitStack() as gates:
             for kind in kinds:
-                gates.enter_context(graph_trees.gate(kind, device))
+                gates.callback(graph_trees.enter(kind, device).release)
             stream, kept = vars(self).get("stream"), []
             if stream is not None:
                 host.allocate_workspace(stream)
                 if kinds == ("use",):
                     kept += host.made_by_no_graph(self, args[0])
             try:
-                return original(self, *args, **kwargs)
+                result = original(self, *args, **kwargs)
             finally:
                 kept.clear()  # a traceback would keep them
+        if events.listeners and not dynamo.compiles_here():
+            events.deliver()
+        return result
 
     return method
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 from .._common import environment, events, forks
@@ -105,6 +106,16 @@ def gate(kind: str, device: int) -> Any:
     return gates.setdefault((kind, device), threading.RLock()) if found is None else found
 
 
+def enter(kind: str, device: int) -> Any:
+    """Takes the gate of a device, and returns it."""
+    found = gate(kind, device)
+    if not found.acquire(blocking=False):
+        began = monotonic()
+        found.acquire()
+        events.capture_is_gated(f"cuda:{device}", monotonic() - began)
+    return found
+
+
 def trees_of_this_call() -> Trees | None:
     """Returns the trees of the calling thread, or on an autograd worker of the one that called ``backward()``.
 
@@ -140,7 +151,8 @@ def _begin() -> Trees | None:
         _told = True
         events.log.warning(
             "%r runs without CUDA graphs, and so does each further thread: %d threads have them, and each needs memory "
-            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more.",
+            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more. "
+            "More: docs/debugging.md#errors-and-warnings",
             threading.current_thread().name,
             most,
         )

@@ -19,7 +19,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
-from .._common import events, forks, waits
+from .._common import activity, events, forks, waits
 from .._torch import kernels as host
 
 #: Seconds for which a thread waits for another's first launch in which code of the user's runs.
@@ -103,7 +103,9 @@ def _enter(kernel: Any) -> _Gate | None:
         if held.count:
             return None
         wait = _Wait(kernel, found)
-        waits.wait(wait.ended, wait.look)
+        what = activity.Waiting("kernel", (host.name_of(kernel), "", 0), "", wait.began, None)
+        waits.wait(wait.ended, wait.look, what)
+        what.is_over()
         if wait.has_it:
             return found
         if not found.is_abandoned():
@@ -134,7 +136,7 @@ class _Wait:
             stack = traceback.format_stack(self.wanted.frame) if self.wanted.frame is not None else []
             events.log.warning(
                 "%r has waited %.0f s for the first launch of the Triton kernel %s, which another thread makes. It "
-                "goes on when that ends. That launch was called here:\n%s",
+                "goes on when that ends. More: docs/debugging.md#it-hangs. That launch was called here:\n%s",
                 threading.current_thread().name,
                 waited,
                 host.name_of(self.kernel),

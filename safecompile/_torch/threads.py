@@ -117,6 +117,14 @@ def _clock(native_id: int) -> int:
     return (~native_id << 3) | 6
 
 
+def cpu_ns(native_id: int) -> int:
+    """Returns the CPU time of a thread that is alive, 0 where it can't be read."""
+    try:
+        return _time.clock_gettime_ns(_clock(native_id)) if _clocks_can_be_read() else 0
+    except OSError:  # it has ended
+        return 0
+
+
 @functools.cache
 def _clocks_can_be_read() -> bool:
     if not hasattr(time, "pthread_getcpuclockid") or not _TASKS.is_dir():

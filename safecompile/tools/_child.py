@@ -53,6 +53,7 @@ class Row:
     first_error: str | None = None
     hung_at: str | None = None
     log: str | None = None
+    compiling = ""  # what the live line says; no field, and not printed
 
     @property
     def right(self) -> bool:

@@ -34,6 +34,8 @@ class Progress:
             f"  {row.workload}, {row.side}: {now - self._begin:.0f} s, {row.calls:,} calls, {row.raised:,} raised, "
             f"{row.compiles} compiles"
         )
+        if row.compiling:
+            text = f"{text}, {row.compiling}"[: WIDTH - 1]
         print(f"\r{text:<{WIDTH - 1}}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from .._engine.progress import line
 from . import _models
 from ._tally import Tally
 
@@ -32,6 +33,9 @@ WIDTH = 64
 LENGTH = 128
 SHAPE = (1, 2, LENGTH, WIDTH)
 BATCH_SIZES = (2, 3, 5, 8)
+
+#: Seconds after which a compile is named in the demo's live line.
+SHOWN_AFTER_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,9 @@ def _progress(tally: Tally) -> Iterator[None]:
     begin, done = time.monotonic(), threading.Event()
 
     def say(state: str) -> None:
-        print(json.dumps({"state": state, "seconds": time.monotonic() - begin, **tally.snapshot()}), flush=True)
+        compiling = "" if state == "done" else line(SHOWN_AFTER_S)  # of the side with safecompile
+        counts = {"seconds": time.monotonic() - begin, "compiling": compiling, **tally.snapshot()}
+        print(json.dumps({"state": state, **counts}), flush=True)
 
     def report() -> None:
         say("running")

@@ -122,10 +122,11 @@ def test_the_conclusion_is_one_sentence_that_names_both_sides() -> None:
 
 
 def test_the_report_is_json_with_the_state_of_each_family() -> None:
-    """``report`` prints JSON: versions, platform, and each patch family, on after a first compile."""
-    done = _run("report")
+    """``report --json`` prints versions, platform, and each patch family, on after a first compile."""
+    done = _run("report", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {"safecompile", "torch", "wrapt", "python", "platform", "families", "problem"} <= set(document)
     assert document["problem"] is None
-    assert document["families"]["miss"] == document["families"]["fx"] == "on"
+    assert document["families"]["miss"]["state"] == document["families"]["fx"]["state"] == "on"
+    assert document["totals"]["compiles"] == 1

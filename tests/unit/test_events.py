@@ -1,0 +1,199 @@
+"""Events: typed records of what every thread did, for those who listen."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import safecompile
+from safecompile import events
+from safecompile._common import events as inside
+from safecompile._common import telling
+from safecompile._engine import flights
+from safecompile._isolation import graph_trees
+from safecompile._torch import dynamo
+from tests.helpers.threads import ParkedBackend, run_threads
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    safecompile.install()
+    yield
+    assert telling.listeners == []
+    torch.compiler.reset()
+    safecompile.uninstall()
+
+
+def body(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def cold(threads: int = 3) -> None:
+    """One compile that the other threads wait for."""
+    backend = ParkedBackend()
+    compiled = torch.compile(body, backend=backend)
+
+    def release() -> None:
+        backend.wait_parked()
+        end = time.monotonic() + 20
+        while len(flights.flights) != 1 or len(inside_waits()) < threads - 1:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        backend.release()
+
+    run_threads([lambda: compiled(torch.zeros(2))] * threads + [release])
+
+
+def inside_waits() -> list[Any]:
+    from safecompile._common import activity
+
+    return activity.waiting_now()
+
+
+def test_a_recording_holds_typed_records() -> None:
+    """Threads that start cold: one compile begins and ends, the others wait and reuse; all with place and thread."""
+    before = time.monotonic()
+    with safecompile.record() as recorded:
+        cold()
+    cold()  # not recorded
+    assert [type(one) for one in recorded.of(events.CompileBegun)] == [events.CompileBegun]
+    (ended,) = recorded.of(events.CompileEnded)
+    assert (ended.outcome, ended.seconds > 0) == ("compiled", True)
+    assert sorted(type(one).__name__ for one in recorded.of(events.Miss)) == ["Miss", "Reuse", "Reuse"]
+    waits = recorded.of(events.Wait)
+    assert [(one.reason, one.holder) for one in waits] == [("result", ended.thread)] * 2
+    assert {one.thread for one in waits} == {one.thread for one in recorded.of(events.Reuse)}
+    for one in recorded:
+        assert (one.function, one.device, one.filename) == ("body", "cpu", __file__)
+        assert one.line == body.__code__.co_firstlineno
+        assert before < one.at_s < time.monotonic()
+        assert one.thread.startswith("job-")
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.thread = ""  # type: ignore[misc]
+    assert [one.at_s for one in recorded] == sorted(one.at_s for one in recorded)
+    assert len(recorded) == len(list(recorded)) == 7
+    assert recorded[-1] == recorded[5:][-1] == list(recorded)[-1]
+    assert isinstance(recorded[0], events.CompileBegun)
+
+
+def test_a_recording_is_bounded() -> None:
+    """Of more events than it keeps, the newest are left."""
+    with safecompile.record(most=2) as recorded:
+        cold()
+    assert len(recorded) == 2
+    assert isinstance(recorded[-1], events.Miss)
+
+
+def test_callbacks_come_in_their_thread_without_a_lock() -> None:
+    """Each event is told in the thread that it is about, a compile's begin too, once no lock is held there."""
+    told: list[tuple[events.Event, str, bool]] = []
+
+    def note(event: events.Event) -> None:
+        told.append((event, threading.current_thread().name, dynamo.compiles_here()))
+
+    end = events.subscribe(note)
+    only_waits: list[events.Event] = []
+    end_waits = events.subscribe(only_waits.append, events.Wait)
+    try:
+        cold()
+    finally:
+        end()
+        end_waits()
+    assert all(event.thread == thread for event, thread, _ in told)
+    assert not any(locked for *_, locked in told)
+    kinds = [type(event).__name__ for event, *_ in told]
+    assert sorted(kinds) == ["CompileBegun", "CompileEnded", "Miss", "Reuse", "Reuse", "Wait", "Wait"]
+    assert len(only_waits) == 2
+    cold()
+    assert len(told) == 7
+
+
+def test_a_failure_names_its_error() -> None:
+    """A compile that raises ends as failed, and so does its miss, with the class of the error."""
+
+    def failing(graph_module: Any, example_inputs: Any) -> Any:
+        raise ValueError("no")
+
+    with safecompile.record() as recorded, pytest.raises(Exception, match="no"):
+        torch.compile(lambda x: x + 1, backend=failing)(torch.zeros(2))
+    assert [one.outcome for one in recorded.of(events.CompileEnded)] == ["failed"]
+    (failed,) = recorded.of(events.Failed)
+    assert failed.outcome == "failed"
+    assert failed.error == "BackendCompilerFailed"
+
+
+def test_backwards_are_named() -> None:
+    """The compile of a backward begins and ends under its function's name."""
+    with safecompile.record() as recorded:
+        torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.zeros(2, requires_grad=True)).sum().backward()
+    begun = [one.function.endswith(" (backward)") for one in recorded.of(events.CompileBegun)]
+    assert begun == [False, True]
+    assert [one.outcome for one in recorded.of(events.CompileEnded)] == ["compiled"] * 2
+
+
+def test_a_wait_for_the_lock_names_its_holder() -> None:
+    """A thread that compiles another function waits for the lock, and tells who had it."""
+    backend = ParkedBackend()
+    first, second = torch.compile(body, backend=backend), torch.compile(lambda x: x + 2, backend="eager")
+
+    def follow() -> None:
+        backend.wait_parked()
+        threading.Timer(0.3, backend.release).start()
+        second(torch.zeros(2))
+
+    with safecompile.record() as recorded:
+        run_threads([lambda: first(torch.zeros(2)), follow])
+    (wait,) = recorded.of(events.Wait)
+    assert (wait.reason, wait.thread, wait.holder) == ("lock", "job-1", "job-0")
+    assert wait.seconds > 0.1
+
+
+def test_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign trace, a gate of CUDA graphs that was taken, and a reset that was put off each have a record."""
+    monkeypatch.setattr(graph_trees, "gates", {})
+    with safecompile.record() as recorded:
+        inside.warn_of_wrapping(body.__code__, "sqrt", "cpu")
+        inside.reset_is_put_off(body.__code__)
+        graph_trees.enter("use", 1).release()
+        held = graph_trees.enter("use", 0)
+        thread = threading.Thread(target=lambda: graph_trees.enter("use", 0).release())
+        thread.start()
+        time.sleep(0.2)
+        held.release()
+        thread.join()
+    assert [type(one) for one in recorded] == [events.ForeignTrace, events.ResetPutOff, events.CaptureGated]
+    gated = recorded.of(events.CaptureGated)[0]
+    assert (gated.device, gated.function) == ("cuda:0", "")
+    assert gated.seconds > 0.05
+    assert recorded.of(events.ForeignTrace)[0].name == "sqrt"
+
+
+def test_nothing_is_told_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a listener no event is made."""
+
+    def never(*_: Any) -> None:
+        raise AssertionError("told")
+
+    for module in (telling, inside):
+        monkeypatch.setattr(module, "tell", never)
+    cold()
+    assert not telling._here.pending
+
+
+def test_recording_an_event_costs_two_microseconds_at_most() -> None:
+    """The cost of one event, its making included, in the best of many rounds (CPU time)."""
+    where = inside.place(body.__code__)
+    best = float("inf")
+    with safecompile.record():
+        for _ in range(50):
+            began = time.thread_time_ns()
+            for _ in range(1000):
+                inside.tell(events.Wait, "cpu", where, 1.0, "lock", "other")
+            best = min(best, (time.thread_time_ns() - began) / 1000)
+    assert best <= 2000, f"{best:.0f} ns"
