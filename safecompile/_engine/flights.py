@@ -75,12 +75,12 @@ def owner_of(lock: Any) -> int | None:
     return int(found.group(1)) or None if found else None
 
 
-def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
-    """Takes an RLock, and warns if that lasts."""
+def wait_for_lock(lock: Any, code: CodeType, device: str, limit_s: float | None = None) -> bool:
+    """Takes an RLock, and warns if that lasts; tells whether it has it, which it may not after ``limit_s`` seconds."""
     began, warned = monotonic(), False
 
     def look() -> None:
         nonlocal warned
         warned = warned or warn_of_wait(code, device, began, owner_of(lock))
 
-    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look)
+    return waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, limit_s)
