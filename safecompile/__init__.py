@@ -18,6 +18,8 @@ Who waits for whom:
 Importing this package changes nothing and does not import torch. ``install()`` puts the patches in,
 ``uninstall()`` brings the originals back, ``is_installed()`` tells. Environment: ``SAFECOMPILE_DISABLE=1`` makes
 everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
+``SAFECOMPILE_MAX_WAIT_S=1`` lets a call that has waited for so long run uncompiled, this once,
+``SAFECOMPILE_RANKS_MAY_DIFFER=1`` does so beside a process group too,
 ``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for,
 ``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs, and ``SAFECOMPILE_SETTINGS=0`` keeps the
 settings of other threads out of a compile.
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
         HostMismatchError,
         InstallError,
         LateInstallWarning,
+        RecompileError,
         SafeCompileError,
         SafeCompileWarning,
     )
     from ._installing.installer import install, is_installed, uninstall
+    from ._warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -46,16 +50,19 @@ __all__ = [
     "HostMismatchError",
     "InstallError",
     "LateInstallWarning",
+    "RecompileError",
     "SafeCompileError",
     "SafeCompileWarning",
     "install",
     "is_installed",
     "safe_compile",
     "uninstall",
+    "warmup",
 ]
 
 _HOMES = {
     "safe_compile": "_api",
+    "warmup": "_warmup",
     "install": "_installing.installer",
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",

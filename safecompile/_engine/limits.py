@@ -6,14 +6,13 @@ the context object that ``torch.compile`` has made for it, which the running wra
 
 from __future__ import annotations
 
-import sys
 from time import monotonic
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Final
 
 from .._common import events, reading
 from .._torch import dynamo, eager
-from . import reachable, retry
+from . import frames, reachable, warming
 
 #: For all functions that have none of their own: seconds, or None for no limit.
 of_process: float | None = None
@@ -39,14 +38,13 @@ def give(compiled: Any, seconds: float | None) -> Any:
 
 def of_the_call() -> float | None:
     """Returns the limit of the compiled function that this thread is calling, or of the one that has called it."""
-    frame: FrameType | None = sys._getframe(1) if _given else None
-    while frame is not None:
-        if retry.is_wrapper(frame.f_code):
-            own = reading.dictionary(dynamo.context_in(frame))
-            if _OWN in own:
-                limit: float | None = own[_OWN]
-                return limit
-        frame = frame.f_back
+    if warming.is_here():
+        return None
+    for context in frames.contexts_of_the_call() if _given else ():
+        own = reading.dictionary(context)
+        if _OWN in own:
+            limit: float | None = own[_OWN]
+            return limit
     return of_process
 
 

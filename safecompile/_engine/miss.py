@@ -32,7 +32,7 @@ from typing import Any
 from .._common import events, forks, waits
 from .._isolation import kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo
-from . import attempts, cache_entries, frames, limits, resets, retry, returned
+from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 from .lookup import find
 
@@ -96,6 +96,8 @@ class _Call:
                     self.entry = find(self.callback, self.frame)
                     if self.entry is not None:
                         break
+                    if warming.some_are_closed:
+                        warming.check(self.frame, self.device)
                     flight = Flight((id(self.code), self.device), self.code, sys._getframe())
                     other = flight if backward else flights.setdefault(flight.key, flight)
                     # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.

@@ -190,6 +190,19 @@ def test_fullgraph_is_no_error() -> None:
         safe_compile(breaks, backend="eager", fullgraph=True, max_wait_s=0.0)(X)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_inside_a_traced_region(fullgraph: bool) -> None:
+    """safe_compile(max_wait_s=...) inside a compiled function is inlined, as without it."""
+
+    def region(x: torch.Tensor) -> Any:
+        return safe_compile(told, backend="eager", max_wait_s=0.0)(x) * 2
+
+    compiled = torch.compile(region, backend="eager", fullgraph=fullgraph)
+    with Parked(other) as parked:
+        threading.Timer(0.2, parked.backend.release).start()
+        assert not is_eager(compiled(X))
+
+
 class Module(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return told(x)
