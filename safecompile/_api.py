@@ -124,7 +124,7 @@ def _with_limit(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from ._engine import limits
 
     seconds = environment.seconds_to_wait(kwargs["max_wait_s"])
-    compiled = torch.compile(*args, **given)
+    compiled: Any = torch.compile(*args, **given)
     if (args[0] if args else given.get("model")) is not None:
         return limits.give(compiled, seconds)
     return lambda model: limits.give(compiled(model), seconds)
