@@ -6,6 +6,7 @@ the context object that ``torch.compile`` has made for it, which the running wra
 
 from __future__ import annotations
 
+import weakref
 from time import monotonic
 from types import CodeType
 from typing import Any, Final
@@ -22,6 +23,9 @@ ranks_may_differ = False
 
 #: Whether some function has had a limit of its own.
 _given = False
+
+#: The functions that have run uncompiled, by the id of their code: torch's rules compile them. Each use is one step.
+_rules_compile: dict[int, weakref.ref[CodeType]] = {}
 
 _OWN: Final = "_safecompile_max_wait_s"
 
@@ -72,9 +76,16 @@ class Limit:
     def tell(self, code: CodeType, device: str, waited_s: float, *, is_over: bool) -> None:
         """Warns, once for a function, of what this limit has done, or not done, in a call that it is over for."""
         if is_over:
+            _rules_compile[id(code)] = weakref.ref(code)
             events.warn_of_uncompiled(code, device, waited_s)
         if self.why_none is not None:
             events.warn_of_wait_without_limit(code, self.why_none)
+
+
+def rules_compile(code: CodeType) -> bool:
+    """Tells whether ``code`` has run uncompiled before: then torch's rules, which take long, need not be asked."""
+    reference = _rules_compile.get(id(code))
+    return reference is not None and reference() is code
 
 
 def why_it_waits(callback: Any, frame: Any) -> str | None:

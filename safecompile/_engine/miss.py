@@ -49,7 +49,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     Thread safety: called by torch in the thread that missed, without any lock.
     """
     lock = dynamo.compile_lock()
-    if dynamo.is_skipped(frame):
+    if not limits.rules_compile(frame.f_code) and dynamo.is_skipped(frame):
         return original(callback, frame, cache_entry, frame_state)
     if dynamo.is_disabled_in(sys._getframe(2)):
         return cache.left_alone_this_once()

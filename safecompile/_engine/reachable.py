@@ -59,12 +59,14 @@ def _objects_in(frame: Any) -> list[Any]:
 
 
 def _may_lead_on(value: Any) -> bool:
+    if value is None or arguments.is_tensor(value):
+        return False
     return (
         type(value) in (FunctionType, functools.partial)
         or arguments.is_module(value)
         or type(reading.of_class(value, "__call__")) is FunctionType
         or bool(reading.dictionary(value) and not reading.is_a(value, ModuleType))
-    ) and arguments.tensor_device(value) is None
+    )
 
 
 class _Search:
