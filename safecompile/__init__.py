@@ -18,6 +18,8 @@ Who waits for whom:
 Importing this package changes nothing and does not import torch. ``install()`` puts the patches in,
 ``uninstall()`` brings the originals back, ``is_installed()`` tells. Environment: ``SAFECOMPILE_DISABLE=1`` makes
 everything plain torch, ``SAFECOMPILE_STRICT=1`` makes every patch that does not fit the installed torch an error,
+``SAFECOMPILE_MAX_WAIT_S=1`` lets a call that has waited for so long run uncompiled, this once,
+``SAFECOMPILE_RANKS_MAY_DIFFER=1`` does so beside a process group too,
 ``SAFECOMPILE_WAIT_WARNING_S=60`` sets after how many seconds a waiting thread logs what it waits for,
 ``SAFECOMPILE_CUDA_GRAPH_THREADS=16`` how many threads may have CUDA graphs, and ``SAFECOMPILE_SETTINGS=0`` keeps the
 settings of other threads out of a compile. ``SAFECOMPILE_PROGRESS=1`` shows a live line while something compiles.
@@ -38,11 +40,13 @@ if TYPE_CHECKING:
         HostMismatchError,
         InstallError,
         LateInstallWarning,
+        RecompileError,
         SafeCompileError,
         SafeCompileWarning,
     )
     from ._engine.progress import progress
     from ._installing.installer import install, is_installed, uninstall
+    from ._warmup import warmup
     from .events import record
     from .tools.report import report
     from .tools.timeline import timeline
@@ -54,6 +58,7 @@ __all__ = [
     "HostMismatchError",
     "InstallError",
     "LateInstallWarning",
+    "RecompileError",
     "SafeCompileError",
     "SafeCompileWarning",
     "install",
@@ -64,11 +69,13 @@ __all__ = [
     "safe_compile",
     "timeline",
     "uninstall",
+    "warmup",
     "watch",
 ]
 
 _HOMES = {
     "safe_compile": "_api",
+    "warmup": "_warmup",
     "install": "_installing.installer",
     "uninstall": "_installing.installer",
     "is_installed": "_installing.installer",

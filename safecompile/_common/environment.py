@@ -35,6 +35,39 @@ def cuda_graph_threads() -> int:
     return int(text)
 
 
+def max_wait_s() -> float | None:
+    """Returns how long calls wait for another thread's compile: ``SAFECOMPILE_MAX_WAIT_S`` in seconds, or None."""
+    text = os.environ.get("SAFECOMPILE_MAX_WAIT_S", "")
+    if not text:
+        return None
+    try:
+        return seconds_to_wait(float(text))
+    except ValueError:
+        msg = (
+            f"SAFECOMPILE_MAX_WAIT_S is {text!r}, which is no number of seconds: set it to 0, so that no call waits "
+            "for another thread's compile, to a number such as 1.5, or not at all, for no limit."
+        )
+        raise SafeCompileError(msg) from None
+
+
+def seconds_to_wait(value: float | None) -> float | None:
+    """Returns ``value``, if it can be a limit of a wait, and None for one without end."""
+    if value is None or value == float("inf"):
+        return None
+    if isinstance(value, (int, float)) and value >= 0:
+        return float(value)
+    msg = (
+        f"max_wait_s is {value!r}, which is no number of seconds: give 0, so that no call waits for another thread's "
+        "compile, a number such as 1.5, or None for no limit."
+    )
+    raise SafeCompileError(msg)
+
+
+def ranks_may_differ() -> bool:
+    """Tells whether ``SAFECOMPILE_RANKS_MAY_DIFFER`` says that a limit holds beside a process group, too."""
+    return os.environ.get("SAFECOMPILE_RANKS_MAY_DIFFER", "0") not in ("", "0")
+
+
 def check_gil() -> None:
     """Raises InstallError on an interpreter without the global interpreter lock."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():

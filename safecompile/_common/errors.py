@@ -50,6 +50,31 @@ class InstallError(SafeCompileError):
     """
 
 
+class RecompileError(SafeCompileError):
+    """A call of a function that was warmed up would have compiled.
+
+    Args:
+        function: the qualified name of the function whose frame missed.
+        where: its file and line.
+        device: the device of the call.
+        guards: the guard that failed, of each compiled version.
+
+    Thread safety: immutable.
+    """
+
+    def __init__(self, function: str, where: str, device: str, guards: list[str]) -> None:
+        self.function, self.where, self.device, self.guards = function, where, device, guards
+        why = "\n".join(f"- {one}" for one in guards) or "- there is no compiled version"
+        super().__init__(
+            f"this call of {function} ({where}) on {device} would compile, after safecompile.warmup() was to compile "
+            "all that is needed. Add its signature to the warmup(), or pass recompiles_are_errors=False to it. "
+            f"What does not fit:\n{why}"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str, list[str]]]:
+        return type(self), (self.function, self.where, self.device, self.guards)
+
+
 class SafeCompileWarning(UserWarning):
     """Something is not protected, or may go wrong; the program goes on.
 

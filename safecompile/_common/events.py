@@ -78,7 +78,9 @@ def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | Non
     log.warning(
         "%r has waited %.0f s in the first call of %s (%s:%d) on %s for thread %r, which is compiling. If that "
         "thread waits for this one (a barrier, a queue or a collective inside the compile), the program is "
-        "deadlocked; otherwise it goes on when the compile ends. More: docs/debugging.md#it-hangs. Stack of %r:\n%s",
+        "deadlocked, and SAFECOMPILE_MAX_WAIT_S=1 is a way out: a call that has waited for so many seconds runs "
+        "uncompiled, this once. Otherwise it goes on when the compile ends. More: docs/debugging.md#it-hangs. Stack of "
+        "%r:\n%s",
         threading.current_thread().name,
         waited_s,
         getattr(code, "co_qualname", code.co_name),
@@ -142,3 +144,33 @@ def warn_of_changing_container(code: CodeType, error: BaseException) -> None:
         where,
         f"{type(error).__name__}: {error}".partition("\n")[0],
     )
+
+
+def warn_of_uncompiled(code: CodeType, device: str, waited_s: float) -> None:
+    """Logs, once for a function, that a call of it runs uncompiled because another thread's compile takes long."""
+    _warn_once(
+        code,
+        "runs uncompiled on %s, this once: another thread is compiling, and this call has waited %.1f s, which is its "
+        "max_wait_s. Later calls look for compiled code again. Such calls are slower and draw other random numbers. To "
+        "have none, compile before the threads start (safecompile.warmup), or raise max_wait_s.",
+        device,
+        waited_s,
+    )
+
+
+def warn_of_wait_without_limit(code: CodeType, why: str) -> None:
+    """Logs, once for a function, that a call of it waits for a compile, whatever the limit."""
+    _warn_once(
+        code,
+        "waits for another thread's compile, whatever max_wait_s says: %s. Uncompiled it might fail, hang or take all "
+        "memory. To have no wait, compile it before the threads start (safecompile.warmup).",
+        why,
+    )
+
+
+def _warn_once(code: CodeType, text: str, *values: object) -> None:
+    name = getattr(code, "co_qualname", code.co_name)
+    key = f"{text[:10]} {name} ({code.co_filename}:{code.co_firstlineno})"
+    if key not in _told_of:
+        _told_of.add(key)
+        log.warning(f"%s (%s:%d) {text}", name, code.co_filename, code.co_firstlineno, *values)

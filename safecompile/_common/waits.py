@@ -27,22 +27,31 @@ _leaving = False
 _timed: dict[int, object] = {}
 
 
-def wait(ended: Callable[[float], bool], look: Callable[[], None], what: object = None) -> None:
+def wait(
+    ended: Callable[[float], bool], look: Callable[[], None], what: object = None, limit_s: float | None = None
+) -> bool:
     """Waits until ``ended(seconds)`` tells that it has; calls ``look`` each time that these seconds are over.
 
     ``ended`` waits for that long at most, or with -1 as long as it takes. Whatever either raises ends the wait.
     ``what`` tells of the wait, to those who ask what waits are :func:`in_progress`.
+
+    Returns:
+        False if that has lasted for ``limit_s`` seconds. With 0 it asks once and waits for nothing.
     """
+    until = None if limit_s is None else monotonic() + limit_s
     token = object() if what is None else what
     try:
         _timed[id(token)] = token  # before the look at the flag, so that _leave waits for this thread
         while not _leaving:
-            if ended(TICK_S):
-                return
+            left_s = TICK_S if until is None else max(0.0, until - monotonic())
+            if ended(min(TICK_S, left_s)):
+                return True
+            if left_s <= TICK_S and until is not None:
+                return False
             look()
     finally:
         _timed.pop(id(token), None)
-    ended(-1.0)
+    return ended(-1.0)
 
 
 def in_progress() -> list[object]:

@@ -75,8 +75,8 @@ def owner_of(lock: Any) -> int | None:
     return int(found.group(1)) or None if found else None
 
 
-def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
-    """Takes an RLock, and warns if that lasts."""
+def wait_for_lock(lock: Any, code: CodeType, device: str, limit_s: float | None = None) -> bool:
+    """Takes an RLock, and warns if that lasts; tells whether it has it, which it may not after ``limit_s`` seconds."""
     began, warned = monotonic(), False
 
     def look() -> None:
@@ -85,5 +85,6 @@ def wait_for_lock(lock: Any, code: CodeType, device: str) -> None:
 
     holder = owner_of(lock) if events.listeners else None  # the report asks by itself
     what = activity.Waiting("lock", events.place(code), device, began, holder)
-    waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, what)
+    has_it = waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, what, limit_s)
     what.is_over()
+    return has_it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,6 +47,15 @@ def dynamic_of_the_call() -> bool | None:
     while frame is not None and not retry.is_wrapper(frame.f_code):
         frame = frame.f_back
     return None if frame is None else dynamo.dynamic_of(frame)
+
+
+def contexts_of_the_call() -> Iterator[Any]:
+    """Yields the contexts of the compiled functions that this thread is calling, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if retry.is_wrapper(frame.f_code):
+            yield dynamo.context_in(frame)
+        frame = frame.f_back
 
 
 def region_strayed() -> int | None:

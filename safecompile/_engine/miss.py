@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import copy
 import sys
-from time import monotonic, sleep
+from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
 from .._common import activity, events, forks, waits
 from .._isolation import kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo, frame_rules
-from . import attempts, cache_entries, frames, resets, retry, returned
+from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 from .lookup import find
 
@@ -81,6 +81,7 @@ class _Call:
         self.reverts: list[Any] = []
         self.entry: Any = None
         self.result: Any = None
+        self.limit = limits.Limit(callback, frame)
         self.wrapped: str | None = None  # a name that FX had wrapped for another thread meanwhile
         self.role, self.outcome = "follower", "failed"
         self.waited_s = self.compiled_s = 0.0
@@ -95,13 +96,17 @@ class _Call:
                     self.entry = find(self.callback, self.frame)
                     if self.entry is not None:
                         break
+                    if warming.some_are_closed:
+                        warming.check(self.frame, self.device)
                     flight = Flight((id(self.code), self.device), self.code, sys._getframe())
                     other = flight if backward else flights.setdefault(flight.key, flight)
                     # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
                     if other.is_this_threads():
                         self.compile(lock, flight)
                         break
-                    self.wait_for(other)
+                    if not self.wait_for(other):
+                        self.run_uncompiled()
+                        break
                     if other.skip is not None:
                         self.result = cache.skipped_again(self.callback, other.skip, self.frame)
                         self.outcome = "skipped"
@@ -110,12 +115,23 @@ class _Call:
                 self.settle(lock, flight, multithreading)
         finally:
             self.settle(lock, flight, multithreading)  # an asynchronous exception may have cut the first one short
-            events.emit(self.code, self.device, self.role, self.waited_s, self.compiled_s, self.outcome)
-            if self.wrapped is not None:
-                events.warn_of_wrapping(self.code, self.wrapped, self.device)
+            self.tell()
 
-    def wait_for(self, flight: Flight) -> None:
-        """Waits until ``flight`` is over. This thread holds no lock."""
+    def tell(self) -> None:
+        """Tells the listeners, and the log, what came of this miss. This thread holds no lock."""
+        events.emit(self.code, self.device, self.role, self.waited_s, self.compiled_s, self.outcome)
+        if self.wrapped is not None:
+            events.warn_of_wrapping(self.code, self.wrapped, self.device)
+        self.limit.tell(self.code, self.device, self.waited_s, is_over=self.outcome == "uncompiled")
+
+    def run_uncompiled(self) -> None:
+        """Has torch run this call uncompiled, with all that it calls, this once."""
+        dynamo.note_uncompiled(self.frame)
+        self.result = cache.uncompiled_this_once()
+        self.role, self.outcome = "follower", "uncompiled"
+
+    def wait_for(self, flight: Flight) -> bool:
+        """Waits until ``flight`` is over; tells whether it is, or this call's time. This thread holds no lock."""
         assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
         kernel_gates.assert_none_held("the result of another thread's compile")
         began, warned = monotonic(), False
@@ -127,9 +143,11 @@ class _Call:
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
         what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)
-        waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, what)
+        limit_s = self.limit.left_s()
+        is_over = waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, what, limit_s)
         self.waited_s += monotonic() - began
         what.is_over()
+        return is_over
 
     def inside_a_compile(self) -> Any:
         """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
@@ -152,8 +170,11 @@ class _Call:
         kernel_gates.assert_none_held("the compile lock")
         began = monotonic()
         try:
-            wait_for_lock(lock, self.code, self.device)
+            has_it = lock.acquire(blocking=False) or wait_for_lock(lock, self.code, self.device, self.limit.left_s())
             self.waited_s += monotonic() - began
+            if not has_it:
+                self.run_uncompiled()
+                return
             self.entry = find(self.callback, self.frame)
             if self.entry is None:
                 self._trace(flight)
@@ -211,18 +232,10 @@ class _Call:
     def reuse(self) -> Any:
         """Uses what another thread has compiled."""
         wrapper = frames.wrapper_above(sys._getframe(1))
-        if wrapper is not None and retry.RETRIED not in wrapper.f_locals and self._is_published():
+        if wrapper is not None and retry.RETRIED not in wrapper.f_locals and returned.is_published(self.entry):
             raise Retry
         cache_entries.mark_copies(self.entry.guard_manager, self.code)
         return cache.served_again(self.entry)
-
-    def _is_published(self) -> bool:
-        """Tells whether torch has the entry in its list; gives the leader a moment to get there."""
-        for _ in range(0 if dynamo.compile_lock()._is_owned() else 20):
-            if self.entry.guard_manager.cache_entry is not None:
-                return True
-            sleep(0.001)
-        return self.entry.guard_manager.cache_entry is not None
 
 
 def being_compiled() -> tuple[CodeType, str]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from time import sleep
 from types import CodeType
 from typing import Any
+
+from .._torch import dynamo
 
 #: What compiles have returned, until torch drops it. Each use is one dictionary operation, atomic by the GIL. No weak
 #: dictionary: its callbacks would run inside the user's compiled call, where Dynamo compiles them.
@@ -30,3 +33,12 @@ def about_to_be_published() -> list[tuple[CodeType, Any]]:
     """Returns what is noted: the function's code, and what torch makes an entry of."""
     there = [guarded for reference in list(notes.values()) if (guarded := reference()) is not None]
     return [(guarded._safecompile_code, guarded) for guarded in there]
+
+
+def is_published(entry: Any) -> bool:
+    """Tells whether torch has ``entry`` in its list; gives its leader a moment to get there."""
+    for _ in range(0 if dynamo.compile_lock()._is_owned() else 20):
+        if entry.guard_manager.cache_entry is not None:
+            return True
+        sleep(0.001)
+    return entry.guard_manager.cache_entry is not None

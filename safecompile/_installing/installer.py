@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Final
 
 from .._common import environment, forks
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
+from .._engine import limits
 from .._isolation import compiled_autograd
 from .._patching.families import Family
 from .._patching.patches import late_references
@@ -47,20 +49,46 @@ def state() -> dict[str, str]:
     return {one.name: one.state() if one.problem or off is None else off for one in applying.families}
 
 
-def install(*, timeout_s: float = 10.0) -> None:
-    """Installs the patches; does nothing if they are installed.
+class _AsItIs:
+    """The type of ``AS_IT_IS``."""
+
+    def __repr__(self) -> str:
+        return "as it is"
+
+
+AS_IT_IS: Final = _AsItIs()
+
+
+def install(
+    *,
+    timeout_s: float = 10.0,
+    max_wait_s: float | _AsItIs | None = AS_IT_IS,
+    ranks_may_differ: bool | _AsItIs = AS_IT_IS,
+) -> None:
+    """Installs the patches; if they are installed, does no more than set what else is given.
 
     Args:
         timeout_s: seconds to wait for traces and compiles of other threads to end.
+        max_wait_s: for how many seconds a call waits for another thread's compile before it runs uncompiled, this
+            once; 0: it never waits; None: as long as it takes. If it is not given, ``SAFECOMPILE_MAX_WAIT_S`` counts,
+            or what an earlier call has given. What must be compiled waits all the same, with a WARNING that says why.
+        ranks_may_differ: True: the limit holds beside a process group of several ranks, too, of which one may then run
+            uncompiled what another runs compiled. If it is not given, ``SAFECOMPILE_RANKS_MAY_DIFFER`` counts, or what
+            an earlier call has given.
 
     Raises:
+        SafeCompileError: ``max_wait_s``, or an environment variable, is not a number of seconds (or threads).
         InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
             or this thread does so; or this Python runs without its global interpreter lock. Nothing was changed.
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
     global _installed
-    if _installed or environment.is_disabled():
+    if environment.is_disabled():
+        return
+    set_limits = _limits(max_wait_s, ranks_may_differ)
+    if _installed:
+        set_limits()
         return
     environment.check_gil()
     environment.cuda_graph_threads()
@@ -76,10 +104,26 @@ def install(*, timeout_s: float = 10.0) -> None:
             applying.end()
             raise
         _installed = True
+    set_limits()
     applying.catch_up()
     forks.register()
     _begin_progress()
     _warn_of_late_references()
+
+
+def _limits(max_wait_s: Any, ranks_may_differ: Any) -> Callable[[], None]:
+    """Returns what sets the limits of waits for the process; raises for what can be none."""
+    if isinstance(max_wait_s, _AsItIs):
+        seconds = limits.of_process if _installed else environment.max_wait_s()
+    else:
+        seconds = environment.seconds_to_wait(max_wait_s)
+    if isinstance(ranks_may_differ, _AsItIs):
+        ranks_may_differ = limits.ranks_may_differ if _installed else environment.ranks_may_differ()
+
+    def set_limits() -> None:
+        limits.of_process, limits.ranks_may_differ = seconds, bool(ranks_may_differ)
+
+    return set_limits
 
 
 def uninstall(*, timeout_s: float = 10.0) -> None:

@@ -18,6 +18,13 @@ def is_module(value: Any) -> bool:
     return reading.is_a(value, torch.nn.Module)
 
 
+def is_tensor(value: Any) -> bool:
+    """Tells whether this is a tensor, of a derived class too."""
+    import torch
+
+    return type(value) is torch.Tensor or reading.is_a(value, torch.Tensor)
+
+
 def tensor_device(value: Any) -> str | None:
     """Returns the device of a tensor, or None: no tensor, or one that runs Python code to tell."""
     import torch

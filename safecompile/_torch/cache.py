@@ -48,6 +48,11 @@ def add_failing_guard(guard_manager: Any) -> None:
     list(map(functools.partial.__call__, steps))
 
 
+def failing_guards(guard_manager: Any, f_locals: Any) -> list[str]:
+    """Returns, in torch's words, the guard that does not hold for these arguments."""
+    return list(guard_manager.check_verbose(f_locals).verbose_code_parts) if is_live(guard_manager) else []
+
+
 def is_live(guard_manager: Any) -> bool:
     """Tells whether this is not what torch puts in the place of guards that it has taken out."""
     return not isinstance(guard_manager, sys.modules[GUARDS].DeletedGuardManagerWrapper)

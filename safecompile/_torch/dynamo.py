@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from . import threads
 
@@ -63,6 +63,11 @@ def wanted_region(wrapper: FrameType) -> int:
     return int(getattr(wrapper.f_locals.get("self"), "_isolate_recompiles_id", -1))
 
 
+def context_in(wrapper: FrameType) -> Any:
+    """Returns the context of the compiled function whose wrapper is running in this frame."""
+    return wrapper.f_locals.get("self")
+
+
 def set_region(identity: int) -> None:
     """Sets the region in which this thread's next look-up and publication happen."""
     # torch 2.13 and 2.14 keep it in a variable of the process, which a call of another thread sets meanwhile.
@@ -75,11 +80,32 @@ def really_nothing_compiled(fn: Any) -> bool:
     """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
     # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
     # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
+    eval_frame = sys.modules[EVAL_FRAME]
+    reasons = list(map(str, eval_frame.get_skip_reasons()))
+    if any(reason.endswith(_UNCOMPILED) for reason in reasons):
+        return False
     if not threads.others_are_alive() or hasattr(fn, "_torchdynamo_disable"):
         return True
-    eval_frame = sys.modules[EVAL_FRAME]
     own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
-    return any(not any(path in str(reason) for path in own) for reason in eval_frame.get_skip_reasons())
+    return any(not any(path in reason for path in own) for reason in reasons)
+
+
+_UNCOMPILED: Final = "safecompile: uncompiled, this once"
+
+
+def note_uncompiled(frame: Any) -> None:
+    """Notes, where a call with fullgraph=True counts its compiled frames, that this one is not to be one."""
+    # torch 2.12+ counts.
+    note = getattr(sys.modules[EVAL_FRAME], "add_skip_reason", None)
+    if note is not None:
+        note(_UNCOMPILED, frame)
+
+
+def exports(callback: Any) -> bool:
+    """Tells whether a miss is one of ``torch._dynamo.export``, which wants the graph."""
+    # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
+    convert = getattr(callback, "_torchdynamo_orig_backend", getattr(callback, "_torchdynamo_orig_callable", None))
+    return bool(getattr(convert, "_export", False))
 
 
 def is_internal_error(error: Exception) -> bool:
@@ -190,6 +216,13 @@ def context_of(wrapper: Any) -> Any:
     cells = {} if code is None else dict(zip(code.co_freevars, wrapper.__closure__ or (), strict=False))
     context = cells["self"].cell_contents if "self" in cells else None
     return context if isinstance(context, sys.modules[EVAL_FRAME]._TorchDynamoContext) else None
+
+
+def context_of_compiled(compiled: Any) -> Any:
+    """Returns the context of what ``torch.compile`` has returned: a function, a module or a class; else None."""
+    if isinstance(compiled, sys.modules[EVAL_FRAME].OptimizedModule):
+        return compiled.dynamo_ctx
+    return context_of(vars(compiled).get("__call__") if isinstance(compiled, type) else compiled)
 
 
 def wrapper_code(context_call: CodeType) -> CodeType:

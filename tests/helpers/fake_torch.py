@@ -14,11 +14,17 @@ from typing import Any
 
 import pytest
 
-from safecompile._engine import flights, frames, miss, retry, returned
+from safecompile._common import waits
+from safecompile._engine import flights, frames, limits, miss, retry, returned
 from safecompile._isolation import open_compiles
 from safecompile._torch import cache, dynamo, threads
 
 from .scheduler import Scheduler
+
+
+def waits_that_end(timeout: float | None) -> bool:
+    """Tells whether this is not one of the looks around of a wait without a limit."""
+    return timeout is not None and 0 < timeout < waits.TICK_S
 
 
 class Lock:
@@ -29,7 +35,10 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         me = threading.get_ident()
-        if self.owner != me and not self.scheduler.block(lambda: not self.owner, timeout, "the lock"):
+        if self.owner and self.owner != me and not (blocking and timeout):
+            return False
+        ends = waits_that_end(timeout)
+        if self.owner != me and not self.scheduler.block(lambda: not self.owner, timeout, "the lock", may_end=ends):
             return False
         self.owner, self.count = me, self.count + 1
         return True
@@ -58,7 +67,9 @@ class Event:
         self.flag = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self.flag or self.scheduler.block(lambda: self.flag, timeout, "an event")
+        if self.flag or timeout == 0:
+            return self.flag
+        return self.scheduler.block(lambda: self.flag, timeout, "an event", may_end=waits_that_end(timeout))
 
 
 class Barrier:
@@ -104,6 +115,7 @@ class FakeTorch:
         self.multithreading: dict[int, bool] = {}
         self.backward: set[int] = set()
         self.compiles: list[tuple[str, int]] = []
+        self.uncompiled: list[tuple[str, int]] = []
         self.side_effects = 0
         self.skipped: set[str] = set()
         self.tracing: list[int] = []
@@ -127,6 +139,8 @@ class FakeTorch:
             "is_module_call": lambda code: False,
             "is_frame_around_a_call": lambda frame: frame.f_code is FakeTorch._evaluate.__code__,
             "compile_events": dict,
+            "note_uncompiled": lambda frame: None,
+            "uncompiled_this_once": lambda: SimpleNamespace(guarded_code=None, apply_to_code=False),
             "graphs_compiled": lambda: len(self.compiles),
             "served_again": lambda entry: SimpleNamespace(
                 guarded_code=Guarded(entry.code, entry.guard_manager, entry.backend), apply_to_code=False
@@ -140,10 +154,11 @@ class FakeTorch:
         patch.setattr(open_compiles, "begin", lambda: None)  # torch's callback, which ends it, is not here
         patch.setattr(frames, "region_strayed", lambda: None)
         stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
-        for module in (miss, flights):
+        patch.setattr(limits, "why_it_waits", lambda callback, frame: None)
+        for module in (miss, flights, limits, waits):
             patch.setattr(module, "monotonic", self.scheduler.monotonic)
         patch.setattr(flights, "threading", stand_in_threading)
-        patch.setattr(miss, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
+        patch.setattr(returned, "sleep", lambda s: self.scheduler.block(lambda: False, s, "a sleep"))
         patch.setattr(frames, "device_of", lambda frame: frame.f_locals["device"])
 
     def code_of(self, name: str) -> CodeType:
@@ -189,6 +204,9 @@ class FakeTorch:
             result = miss.on_miss(self._compile, "backend", frame, head, {})
             self.scheduler.trace_again()
             self.scheduler.point("callback has returned")
+            if result.guarded_code is None and not result.apply_to_code:
+                self.uncompiled.append((name, shape))
+                return "compiled", name, shape
             if result.guarded_code is None:
                 self.skipped.add(name)
                 return "eager", name, shape

@@ -35,7 +35,7 @@ class Worker:
         self.baton = threading.Semaphore(0)
         self.ready: Callable[[], bool] | None = None
         self.deadline: float | None = None
-        self.timed_out = self.finished = False
+        self.timed_out = self.finished = self.may_end = False
         self.steps = 0
         self.value: Any = None
         self.error: BaseException | None = None
@@ -110,18 +110,25 @@ class Scheduler:
         if self.inject is not None:
             self.inject(me)
 
-    def block(self, ready: Callable[[], bool], timeout: float | None = None, where: str = "") -> bool:
-        """Waits until ``ready()`` or for ``timeout`` virtual seconds; tells which."""
+    def block(
+        self, ready: Callable[[], bool], timeout: float | None = None, where: str = "", *, may_end: bool = False
+    ) -> bool:
+        """Waits until ``ready()`` or for ``timeout`` virtual seconds; tells which.
+
+        Args:
+            may_end: the end of the wait is a step of its own, which may be chosen while other threads can go on.
+        """
         me = self.by_ident[threading.get_ident()]
         me.where = where
         if self.inject is not None:
             self.inject(me)
         me.ready, me.deadline = ready, None if timeout is None or timeout < 0 else self.now + timeout
+        me.may_end = may_end
         try:
             self._hand_over(me)
             return not me.timed_out
         finally:
-            me.ready, me.deadline, me.timed_out = None, None, False
+            me.ready, me.deadline, me.timed_out, me.may_end = None, None, False, False
 
     def trace_again(self) -> None:
         """Traces this thread (again): Python stops tracing a thread when its trace function has raised."""
@@ -175,7 +182,7 @@ class Scheduler:
         unfinished = [one for one in self.workers if not one.finished]
         if self.trouble is not None:
             return unfinished[0]
-        options = [one for one in unfinished if one.can_go_on()]
+        options = [one for one in unfinished if one.can_go_on() or one.may_end]
         while not options:
             waiting = [one for one in unfinished if one.deadline is not None]
             if not waiting or self.idle_s > IDLE_LIMIT_S:
@@ -185,9 +192,11 @@ class Scheduler:
             self.idle_s += (first.deadline or 0.0) - self.now
             self.now, first.timed_out = first.deadline or 0.0, True
             options = [first]
-        goes_on = me in options
+        goes_on = me in options and me is not None and me.can_go_on()
         options.sort(key=lambda one: (one is not me, one.index))
         chosen = self.choose([one.index for one in options], goes_on) if len(options) > 1 else options[0].index
+        if not self.workers[chosen].can_go_on():
+            self.workers[chosen].timed_out, self.now = True, max(self.now, self.workers[chosen].deadline or 0.0)
         return self.workers[chosen]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
-from safecompile import install, is_installed, safe_compile, uninstall
+from safecompile import install, is_installed, safe_compile, uninstall, warmup
 
 
 def scale(x: Tensor, factor: float = 2.0, *, flip: bool = False) -> Tensor:
@@ -104,6 +104,9 @@ def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., 
 assert_type(safe_compile(scale, backend=backend)(x), Tensor)
 assert_type(safe_compile(scale, name="scale", recompile_limit=4, isolate_recompiles=True)(x), Tensor)
 assert_type(safe_compile(scale, keyword_of_a_later_release=object())(x), Tensor)
+assert_type(safe_compile(scale, max_wait_s=0.5)(x), Tensor)
+assert_type(safe_compile(Net(), max_wait_s=None).width, int)
+safe_compile(scale, max_wait_s="soon")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
 assert_type(safe_compile(None, dynamic_shapes={"x": None})(scale)(x), Tensor)
 safe_compile(scale, fullgraph="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
 safe_compile(scale, mode=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
@@ -111,5 +114,7 @@ safe_compile(scale, "eager")  # type: ignore[call-overload]  # pyright: ignore[r
 
 assert_type(install(), None)
 assert_type(install(timeout_s=1.0), None)
+assert_type(install(max_wait_s=None, ranks_may_differ=True), None)
+assert_type(warmup(fast, x, devices=["cpu"])[0].seconds, float)
 assert_type(is_installed(), bool)
 uninstall()

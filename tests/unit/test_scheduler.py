@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from safecompile._common import waits
+from safecompile._engine import limits
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Worker, every_schedule, random_schedule
 from tests.helpers.schedules import PAIRS, Failure, Job, again_after_a_failure, calls, run
@@ -64,7 +67,7 @@ def test_threads_may_meet_inside_the_compiled_function(seed: int) -> None:
     run([job(index) for index in range(parties)], random_schedule(seed))
 
 
-def a_random_run(seed: int, *, opcodes: bool = False) -> tuple[FakeTorch, int]:
+def a_random_run(seed: int, *, opcodes: bool = False, change: Any = None) -> tuple[FakeTorch, int]:
     """Runs many threads with failing compiles and exceptions from outside; returns how many exceptions struck."""
     dice = random.Random(seed)
     struck: set[int] = set()
@@ -91,7 +94,7 @@ def a_random_run(seed: int, *, opcodes: bool = False) -> tuple[FakeTorch, int]:
     outcomes = {(name, shape): [Failure()] for name in "fgh" for shape in range(3) if dice.random() < 0.3}
     failures = len(outcomes)
     jobs = [job() for _ in range(dice.choice([2, 3, 4, 8, 16]))]
-    torch, _ = run(jobs, random_schedule(seed, 0.05), outcomes=outcomes, inject=inject, opcodes=opcodes)
+    torch, _ = run(jobs, random_schedule(seed, 0.05), outcomes=outcomes, inject=inject, opcodes=opcodes, change=change)
     again = sum(Counter(torch.compiles).values()) - len(set(torch.compiles))
     assert again <= failures + len(struck), f"compiled again, with {failures} failures: {torch.compiles}"
     return torch, len(struck)
@@ -186,3 +189,47 @@ def test_a_call_from_a_signal_handler_or_finalizer_at_any_point(other: list[Job]
         if not where:
             return
     pytest.fail("the interruptions did not reach the end of the call")
+
+
+def limited(limit_s: float) -> Callable[[pytest.MonkeyPatch, FakeTorch], None]:
+    """Returns what gives all functions of a run a limit; below a tick, the end of each wait is a step that may come."""
+    return lambda patch, torch: patch.setattr(limits, "of_process", limit_s)
+
+
+def check_a_limited_run(jobs: list[Job], choose: Any, limit_s: float) -> int:
+    """Runs one schedule with a limit; returns how many calls ran uncompiled. ``run`` looks for what is left behind."""
+    torch, told = run(jobs, choose, change=limited(limit_s))
+    assert max(Counter(torch.compiles).values()) == 1, f"compiled again: {torch.compiles}"
+    outcomes = Counter(one.outcome for one in told)
+    assert outcomes["uncompiled"] == len(torch.uncompiled)
+    assert outcomes["compiled"] == sum(one.role == "leader" for one in told)
+    assert torch.scheduler.idle_s < waits.TICK_S, "a thread slept through its wake-up"
+    return len(torch.uncompiled)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.1])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_schedule_of_two_threads_with_waits_that_end(pair: str, limit_s: float) -> None:
+    """A wait may end at any step: no flight is lost, nothing is compiled twice, and nobody waits for nothing."""
+    uncompiled = [check_a_limited_run(PAIRS[pair], choose, limit_s) for choose in every_schedule(1)]
+    assert len(uncompiled) > 100
+    assert any(uncompiled)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.1])
+def test_every_schedule_of_three_threads_with_waits_that_end(limit_s: float) -> None:
+    """The same with a third thread, which wants another shape."""
+    jobs = [*PAIRS["the same"], calls("f", 2)]
+    assert sum(check_a_limited_run(jobs, choose, limit_s) for choose in every_schedule(1)) > 0
+
+
+def test_a_thousand_random_schedules_with_waits_that_end() -> None:
+    """Many threads with failing compiles and exceptions from outside, and waits that end: nothing is left behind."""
+    uncompiled = 0
+    for seed in SEEDS:
+        try:
+            torch, _ = a_random_run(seed, change=limited(0.1 if seed % 3 else 0.0))
+            uncompiled += len(torch.uncompiled)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert uncompiled > len(SEEDS)

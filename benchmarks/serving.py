@@ -1,0 +1,214 @@
+"""A cold server: 32 threads answer requests of mixed batch sizes with one model, and the latency of each answer.
+
+Each way to serve has a process of its own: eager, plain torch, a lock by hand, safe_compile, and safe_compile with
+``max_wait_s`` 1 and 0. Then, in one process and in turns, *beside a compile*: 31 threads that call a cold function
+with ``max_wait_s=0`` while the 32nd compiles it, against 31 that call it eagerly beside a thread that makes the same
+compile: what the limit costs, where the share of the interpreter's lock is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ._common import anonymous, environment, environment_line, main, percentile, result_path, run_child, say, write_json
+from ._variants import compiler_of, wrapped
+
+VARIANTS = ("eager", "plain", "rlock in every call", "safe", "safe, max_wait_s=1", "safe, max_wait_s=0")
+BATCHES = (1, 2, 3, 5, 8, 13)
+WIDTH = 256
+LAYERS = 12
+
+
+#: Seconds between two requests of a thread: the interpreter's lock must not be what they all wait for.
+PAUSE_S = 0.1
+
+
+def _model(scale: float = 1.0) -> Any:
+    """Returns a model that takes about a millisecond; ``scale`` is in its kernels, so that each is compiled anew."""
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * scale
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), Scaled()) for _ in range(LAYERS)]
+    return torch.nn.Sequential(*layers).eval()
+
+
+def _compiled(variant: str, model: Any, **keywords: Any) -> Callable[..., Any]:
+    if variant == "eager":
+        return model  # type: ignore[no-any-return]
+    if variant.startswith("safe, "):
+        keywords["max_wait_s"] = float(variant.partition("=")[2])
+    return wrapped(variant, compiler_of(variant.partition(",")[0])(model, **keywords))
+
+
+def child(settings: dict[str, Any]) -> dict[str, Any]:
+    """Serves in one way, or measures beside a compile; returns latencies in milliseconds."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.compile(lambda x: x + 1)(torch.ones(3))  # what Inductor checks once for each machine
+    return _beside(settings) if settings["variant"] == "beside" else _serve(settings)
+
+
+def _serve(settings: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    model = _model()
+    inputs = [torch.randn(size, WIDTH) for size in BATCHES]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+    serve = _compiled(settings["variant"], model, dynamic=True)
+    uncompiled = _count_uncompiled() if settings["variant"].startswith("safe") else []
+    threads, began = settings["threads"], time.perf_counter()
+    answers: list[list[tuple[float, float]]] = [[] for _ in range(threads)]
+    errors: list[str] = []
+
+    def work(index: int) -> None:
+        turn = index
+        while time.perf_counter() < began + settings["seconds"]:
+            turn += 1
+            asked = time.perf_counter()
+            try:
+                with torch.no_grad():
+                    out = serve(inputs[turn % len(inputs)])
+                torch.testing.assert_close(out, expected[turn % len(inputs)])
+            except Exception as error:  # noqa: BLE001 - counted, whatever it is
+                errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:160]}"))
+            answers[index].append((asked - began, (time.perf_counter() - asked) * 1e3))
+            time.sleep(PAUSE_S)
+
+    _together([lambda index=index: work(index) for index in range(threads)])
+    every = [one for each in answers for one in each]
+    first = sorted(each[0][1] for each in answers)
+    points = sorted(every, key=lambda one: -one[1])[:200] + every[:: max(1, len(every) // 600)]
+    return {
+        "answers": len(every),
+        **{f"p{p}_ms": round(percentile([ms for _, ms in every], p), 2) for p in (50, 95, 99)},
+        "first": {f"p{p}_ms": round(percentile(first, p), 1) for p in (50, 95, 99)},
+        "longest_first_ms": round(first[-1], 1),
+        "longest_ms": round(max(ms for _, ms in every), 1),
+        "uncompiled": len(uncompiled),
+        "failed": len(errors),
+        "errors": sorted(set(errors))[:2],
+        "points": [[round(at, 2), round(ms, 2)] for at, ms in sorted(points)],
+    }
+
+
+def _count_uncompiled() -> list[Any]:
+    from safecompile._common import events
+
+    found: list[Any] = []
+    events.subscribe(lambda miss: found.append(miss) if miss.outcome == "uncompiled" else None)
+    return found
+
+
+def _together(works: list[Callable[[], None]]) -> None:
+    team = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+
+
+def _beside(settings: dict[str, Any]) -> dict[str, Any]:
+    import torch._inductor.config
+
+    torch._inductor.config.force_disable_caches = True
+    rounds: dict[str, list[dict[str, float]]] = {"eager": [], "limited": []}
+    scale = 1.0
+    for _ in range(settings["rounds"]):
+        for way, found in rounds.items():
+            torch.compiler.reset()
+            scale += 1e-3
+            found.append(_one_round(way, settings["threads"], scale))
+    names = ("p50_ms", "p99_ms", "compile_s", "answers")
+    medians = {
+        way: {name: round(median(one[name] for one in found), 3) for name in names} for way, found in rounds.items()
+    }
+    limited, eager = medians["limited"], medians["eager"]
+    ratios = {name: round(limited[name] / eager[name], 3) for name in ("p50_ms", "p99_ms")}
+    return {"medians": medians, "ratios": ratios, "rounds": rounds}
+
+
+def _one_round(way: str, threads: int, scale: float) -> dict[str, float]:
+    """Has one thread compile while the others call; returns what the others' calls took meanwhile."""
+    import torch
+
+    x, model, other = torch.randn(8, WIDTH), _model(scale), _model(scale)
+    serve = _compiled("safe, max_wait_s=0", model, dynamic=False)
+    compiles = serve if way == "limited" else _compiled("safe", other, dynamic=False)
+    began, ended = threading.Event(), threading.Event()
+    took: list[float] = []
+    seconds: list[float] = []
+
+    def lead() -> None:
+        at = time.perf_counter()
+        threading.Timer(0.2, began.set).start()  # the compile is under way by then
+        with torch.no_grad():
+            compiles(x)
+        seconds.append(time.perf_counter() - at)
+        ended.set()
+
+    def follow() -> None:
+        began.wait()
+        call = serve if way == "limited" else model
+        while not ended.is_set():
+            at = time.perf_counter()
+            with torch.no_grad():
+                call(x)
+            if not ended.is_set():
+                took.append((time.perf_counter() - at) * 1e3)
+            time.sleep(PAUSE_S)
+
+    _together([lead, *[follow] * (threads - 1)])
+    return {
+        "p50_ms": percentile(took, 50),
+        "p99_ms": percentile(took, 99),
+        "compile_s": seconds[0],
+        "answers": len(took),
+    }
+
+
+def run(arguments: argparse.Namespace) -> Path:
+    """Serves in each way, one after the other; returns the file of the results."""
+    env = environment()
+    say(environment_line(env))
+    out = Path(arguments.out) if arguments.out else result_path("serving", env)
+    data: dict[str, Any] = {"benchmark": "serving", "environment": env, "threads": arguments.threads, "table": []}
+    if arguments.note:
+        data["note"] = arguments.note
+    for variant in [*arguments.variants.split("|"), "beside"]:
+        settings = {"variant": variant, **{name: getattr(arguments, name) for name in ("threads", "seconds", "rounds")}}
+        one = run_child("benchmarks.serving", settings, time_limit_s=arguments.seconds + 60 * arguments.rounds + 120)
+        if variant == "beside":
+            data["beside"] = one
+        else:
+            data["table"].append({"variant": variant, **one})
+        write_json(out, data)
+        say(f"{variant}: { ({name: value for name, value in one.items() if name not in ('points', 'rounds')}) }")
+    return out
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for which each way serves")
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison beside a compile")
+    parser.add_argument("--variants", default="|".join(VARIANTS), help="divided by |")
+    parser.add_argument("--note", help="for the result: what else the machine did")
+    parser.add_argument("--out")
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    main(child, run, arguments)
