@@ -1,6 +1,7 @@
-"""What Dynamo traces outside of a call: a strict export, an ahead-of-time compile. One at a time, as all its traces.
+"""What is traced outside of a call, and one at a time: a strict export, an ahead-of-time compile, decompositions.
 
-Since torch 2.9 these call Dynamo without a function call that it would intercept, and so without the compile lock.
+Since torch 2.9 the first two call Dynamo without a function call that it would intercept, and so without the compile lock.
+The last changes hundreds of operators for the process while it traces.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .._isolation import kernel_gates
 from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
-from .._torch import dynamo
+from .._torch import dynamo, export
 from .flights import wait_for_lock
 
 _ONE_TRACE = "__safecompile_one_trace__"
@@ -62,4 +63,14 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module, _ONE_TRACE, _OneTrace, new=True), *(CodePatch(*one) for one in codes)]
 
 
-PARTS: Final = (Part("captures", dynamo.CONVERT_FRAME, patches_of_convert_frame),)
+def patches_of_exported_program(module: ModuleType) -> list[Patch]:
+    """Returns the patch for what changes operators; changes nothing."""
+    function = export.changed_operators(module)
+    code = rewriting.recompiled(function, _UnderTheLock().visit)
+    return [AttributePatch(module, _ONE_TRACE, _OneTrace, new=True), CodePatch(function, code)]
+
+
+PARTS: Final = (
+    Part("captures", dynamo.CONVERT_FRAME, patches_of_convert_frame),
+    Part("captures", export.EXPORTED_PROGRAM, patches_of_exported_program),
+)

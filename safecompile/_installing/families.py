@@ -24,6 +24,8 @@ def all_families() -> list[Family]:
         graph_functions,
         graph_module,
         kernel_launches,
+        operators,
+        overridden_functions,
         random_state,
         recomputed_randomness,
         scoped_settings,
@@ -39,7 +41,7 @@ def all_families() -> list[Family]:
         *(retry, convert_frame, captures, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
-        *(exports, data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(operators, exports, overridden_functions, data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
         *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

@@ -10,6 +10,8 @@ TRACE = "torch.export._trace"
 SERIALIZE = "torch._export.serde.serialize"
 NON_STRICT = "torch._export.non_strict_utils"
 FAKE_IMPL = "torch._library.fake_impl"
+EXPORTED_PROGRAM = "torch.export.exported_program"
+MISC = "torch._dynamo.variables.misc"
 
 #: What an export knows of the module that it traces, and how it does so: for the process (2.7-2.15). Of two exports that
 #: overlap, the first to end takes it from the second ("_EXPORT_MODULE_HIERARCHY must not be None").
@@ -32,7 +34,52 @@ def context_getter(module: ModuleType) -> Any:
     return module.get_none
 
 
+def backends_off(module: ModuleType) -> FunctionType:
+    """Returns the body of what switches backends off around an export."""
+    function: FunctionType = module._ignore_backend_decomps.__wrapped__
+    return function
+
+
+def changed_operators(module: ModuleType) -> FunctionType:
+    """Returns the body of what changes operators, for the process, while ``run_decompositions`` and the like trace."""
+    function: FunctionType = module._override_composite_implicit_decomp.__wrapped__
+    return function
+
+
+#: What an export replaces for as long as it traces, by module (2.9+).
+OVERRIDDEN = {"builtins": ("max", "min"), "math": ("pow",)}
+
+#: Dynamo's modules that compare with functions of ``builtins`` by identity (2.9-2.15).
+COMPARING = ("torch._dynamo.variables.builtin", "torch._dynamo.variables.lazy")
+
+
 def override_of_builtins(module: ModuleType) -> FunctionType | None:
-    """Returns the body of what replaces ``max``, ``min`` and ``math.pow`` while an export traces (2.9+)."""
+    """Returns the body of what replaces these functions (2.9+)."""
     manager = vars(module).get("_override_builtin_ops")
     return None if manager is None else manager.__wrapped__
+
+
+def lookup_of_builtins(symbolic_convert: ModuleType) -> FunctionType:
+    """Returns the method by which Dynamo looks up a name in ``builtins``."""
+    method = symbolic_convert.InstructionTranslatorBase.load_builtin_from_argval
+    function: FunctionType = getattr(method, "__wrapped__", method)  # it is cached since torch 2.10
+    return function
+
+
+def lookup_in_modules(misc: ModuleType) -> FunctionType:
+    """Returns the method by which Dynamo looks up an attribute of a module."""
+    function: FunctionType = misc.PythonModuleVariable.var_getattr
+    return function
+
+
+def source_of_builtin(tx: Any, name: str) -> Any:
+    """Returns where guards find a function of ``builtins``: as an attribute of the module, not in its dictionary."""
+    source: Any = sys.modules["torch._dynamo.source"]
+    return source.AttrSource(tx.import_source("builtins"), name)
+
+
+def know_builtins() -> None:
+    """Has Dynamo make its table of builtins, if it has not yet: it goes by what stands in ``builtins`` then."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.is_builtin_callable(None)
