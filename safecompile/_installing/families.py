@@ -14,6 +14,7 @@ def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied. Imports every file of patches, and nothing of torch."""
     from .._engine import backward, cache_entries, captures, convert_frame, resets, retry
     from .._isolation import (
+        anomaly,
         compiled_autograd,
         cuda_graphs,
         data_parallel,
@@ -41,7 +42,7 @@ def all_families() -> list[Family]:
         *(retry, convert_frame, captures, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
-        *(operators, exports, overridden_functions, data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(anomaly, operators, exports, overridden_functions, data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
         *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)
