@@ -6,14 +6,21 @@ fake implementation that asks for its context gets that of another thread's.
 
 from __future__ import annotations
 
+import ast
 import threading
-from types import ModuleType
+from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
+from .._patching import rewriting
 from .._patching.families import Part
-from .._patching.patches import Patch
+from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import export as host
+from . import slots
+from .slot_kinds import plain_function
+
+_HOOK = "__safecompile_hook__"
 
 
 class _Local(threading.local):
@@ -43,8 +50,49 @@ def patches_of_fake_impl(module: ModuleType) -> list[Patch]:
     return thread_local_globals(module, [host.CONTEXT_GETTER], local)
 
 
+class _HookOfAThread:
+    """A hook that sees the buffers which its own thread registers, in the form of torch's handle of a hook for all."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        owner, name, hooks = host.registering_of_buffers()
+        original = plain_function(vars(owner)[name])
+        space = {**original.__globals__, hooks: {**original.__globals__[hooks], self: hook}}
+        own = FunctionType(original.__code__, space, name, original.__defaults__)
+        self.patch = slots.SlotPatch(owner, name, own, shared=False)
+        self.patch.patch()
+
+    def remove(self) -> None:
+        """Takes the hook away."""
+        self.patch.revert()
+
+
+class _ForThisThread(ast.NodeTransformer):
+    """Turns torch's registration of a hook for all modules into one for this thread."""
+
+    changed = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func).endswith(host.REGISTERING_A_HOOK):
+            self.changed += 1
+            node.func = ast.copy_location(ast.Name(_HOOK, ast.Load()), node.func)
+        return node
+
+
+def patches_of_aot_utils(module: ModuleType) -> list[Patch]:
+    """Returns the patches for the hook by which a trace sees buffers that are assigned; changes nothing."""
+    host.registering_of_buffers()
+    function, change = host.watching_buffers(module), _ForThisThread()
+    code = rewriting.recompiled(function, change.visit)
+    if change.changed != 1:
+        msg = f"one call of {host.REGISTERING_A_HOOK} in {function.__qualname__}"
+        raise LookupError(msg)
+    return [AttributePatch(module, _HOOK, _HookOfAThread, new=True), CodePatch(function, code)]
+
+
 PARTS: Final = (
     Part("export", host.TRACE, patches_of_trace),
     Part("export", host.SERIALIZE, patches_of_serialize),
     Part("custom operators", host.FAKE_IMPL, patches_of_fake_impl),
+    Part("hooks", host.AOT_UTILS, patches_of_aot_utils),
 )

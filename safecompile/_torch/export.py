@@ -10,6 +10,7 @@ TRACE = "torch.export._trace"
 SERIALIZE = "torch._export.serde.serialize"
 NON_STRICT = "torch._export.non_strict_utils"
 FAKE_IMPL = "torch._library.fake_impl"
+AOT_UTILS = "torch._functorch._aot_autograd.utils"
 EXPORTED_PROGRAM = "torch.export.exported_program"
 MISC = "torch._dynamo.variables.misc"
 
@@ -46,6 +47,30 @@ def changed_operators(module: ModuleType) -> FunctionType:
     return function
 
 
+#: The end of the name of what registers a hook for the buffers that any module registers.
+REGISTERING_A_HOOK = ".register_module_buffer_registration_hook"
+
+
+def watching_buffers(aot_utils: ModuleType) -> FunctionType:
+    """Returns what registers such a hook for as long as an export traces."""
+    function: FunctionType = aot_utils.register_buffer_assignment_hook
+    return function
+
+
+def registering_of_buffers() -> tuple[type, str, str]:
+    """Returns ``nn.Module``, its method that registers a buffer, and the variable with the hooks that it calls.
+
+    Raises:
+        LookupError: it does not use that variable.
+    """
+    module: Any = sys.modules["torch.nn.modules.module"]
+    name, hooks = "register_buffer", "_global_buffer_registration_hooks"
+    if hooks not in vars(module.Module)[name].__code__.co_names:
+        msg = f"a use of {hooks} in Module.{name}"
+        raise LookupError(msg)
+    return module.Module, name, hooks
+
+
 #: What an export replaces for as long as it traces, by module (2.9+).
 OVERRIDDEN = {"builtins": ("max", "min"), "math": ("pow",)}
 
@@ -68,7 +93,8 @@ def lookup_of_builtins(symbolic_convert: ModuleType) -> FunctionType:
 
 def lookup_in_modules(misc: ModuleType) -> FunctionType:
     """Returns the method by which Dynamo looks up an attribute of a module."""
-    function: FunctionType = misc.PythonModuleVariable.var_getattr
+    methods = vars(misc.PythonModuleVariable)
+    function: FunctionType = methods.get("tp_getattro_impl") or methods["var_getattr"]  # 2.14+, before
     return function
 
 
