@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from .._common import activity, events, forks, waits
-from .._isolation import kernel_gates, open_compiles, settings, slots
+from .._isolation import default_device, kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo, frame_rules
 from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
@@ -53,6 +53,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
         return original(callback, frame, cache_entry, frame_state)
     if frame_rules.is_disabled_in(sys._getframe(2)):
         return cache.left_alone_this_once()
+    default_device.look()
     strayed = frames.region_strayed()
     if strayed is not None:
         dynamo.set_region(strayed)

@@ -12,17 +12,23 @@ REQUIRED: Final = ("miss", "fx")
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied. Imports every file of patches, and nothing of torch."""
-    from .._engine import backward, cache_entries, convert_frame, resets, retry
+    from .._engine import backward, cache_entries, captures, convert_frame, resets, retry
     from .._isolation import (
+        anomaly,
         compiled_autograd,
         cuda_graphs,
         data_parallel,
+        default_device,
+        exports,
         first_uses,
         flex,
+        forward_ad,
         fx,
         graph_functions,
         graph_module,
         kernel_launches,
+        operators,
+        overridden_functions,
         random_state,
         recomputed_randomness,
         scoped_settings,
@@ -35,10 +41,22 @@ def all_families() -> list[Family]:
 
     files = (
         first_uses,  # before what else changes the same functions: it takes its patches away where Dynamo is there
-        *(retry, convert_frame, cache_entries),
+        *(retry, convert_frame, captures, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
-        *(data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(
+            anomaly,
+            default_device,
+            forward_ad,
+            operators,
+            exports,
+            overridden_functions,
+            data_parallel,
+            cuda_graphs,
+            graph_functions,
+            kernel_launches,
+            triton_keys,
+        ),
         *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

@@ -5,6 +5,7 @@ A slot stands in its place while at least one thread has it patched. Traces may 
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import importlib
@@ -45,7 +46,8 @@ class _ModuleSlot(Slot):
 
     def value_for(self, thread: int) -> Any:
         """Returns what a thread that traces finds."""
-        return self.assigned.get(thread, self.standing)
+        top = self.stacks[thread][-1]
+        return self.assigned.get(thread, self.standing if _wraps(top, self) else top)
 
     def stand(self) -> None:
         self.module.__class__ = ModuleByThread
@@ -55,6 +57,40 @@ class _ModuleSlot(Slot):
             self.module.__class__ = ModuleType
 
 
+class _BuiltinSlot(_ModuleSlot):
+    """A function of Python's ``builtins``: code finds it in the dictionary, where one that tells by thread stands.
+
+    Dynamo looks such names up in the module (:mod:`.overridden_functions`), and finds the original.
+    """
+
+    def __init__(self, module: ModuleType, name: str, standing: Callable[..., Any]) -> None:
+        super().__init__(module, name, standing)
+        self.telling = _telling_by_thread(self.original, self.stacks)
+
+    def stand(self) -> None:
+        super().stand()
+        self._put(self.telling)
+
+    def clear(self) -> None:
+        if self.owner[self.name] is self.telling:  # else somebody has replaced it meanwhile
+            self._put(self.original)
+        super().clear()
+
+
+def _telling_by_thread(original: Callable[..., Any], stacks: dict[int, list[Callable[..., Any]]]) -> Callable[..., Any]:
+    get_ident = threading.get_ident
+
+    @functools.wraps(original)
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        stack = stacks.get(get_ident())
+        return (stack[-1] if stack else original)(*args, **kwargs)
+
+    return tell
+
+
+_TELLING = _telling_by_thread(len, {}).__code__
+
+
 class ModuleByThread(ModuleType):
     """The class of a module in C while a thread traces."""
 
@@ -62,7 +98,11 @@ class ModuleByThread(ModuleType):
         get = ModuleType.__getattribute__
         slot = _slots.get((id(get(self, "__dict__")), name))
         me = threading.get_ident()
-        return slot.value_for(me) if isinstance(slot, _ModuleSlot) and me in slot.stacks else get(self, name)
+        if isinstance(slot, _ModuleSlot) and me in slot.stacks:
+            return slot.value_for(me)
+        value = get(self, name)
+        # The entry of a builtin tells by thread, also if it has come since the first line.
+        return value.__wrapped__ if type(value) is FunctionType and value.__code__ is _TELLING else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         slot = _slots.get((id(vars(self)), name))
@@ -100,11 +140,10 @@ changes = 0
 def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -> Slot:
     if shared or not isinstance(owner, type):
         module = None if isinstance(owner, type) else _module_in_c(owner)
-        slot = Slot(owner, name, new) if module is None else _ModuleSlot(module, name, new)
-        if getattr(new, "__wrapped__", None) is slot.original:  # FX's wrapper of it, not somebody's own replacement
-            slot.standing = _standing.setdefault(id(slot.original), (slot.original, new))[1]
-            while len(_standing) > _STANDING_AT_MOST:
-                del _standing[next(iter(_standing))]
+        kind = Slot if module is None else _BuiltinSlot if module is builtins else _ModuleSlot
+        slot = kind(owner if module is None else module, name, new)
+        if _wraps(new, slot):
+            slot.standing = _known_by(slot, new)
         return slot
     if not isinstance(vars(owner).get(name), FunctionType):
         return Slot(owner, name, new)
@@ -115,6 +154,19 @@ def _slot_for(owner: Any, name: str, new: Callable[..., Any], *, shared: bool) -
         except rewriting.RewriteError:  # somebody's own function in the place of torch's
             return Slot(owner, name, _by_thread(vars(owner)[name], owner, name))
     return known
+
+
+def _wraps(new: Callable[..., Any], slot: Slot) -> bool:
+    """Tells whether this is FX's wrapper of what stands there, not somebody's own replacement."""
+    return getattr(new, "__wrapped__", None) is slot.original
+
+
+def _known_by(slot: Slot, new: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns FX's one wrapper of a function; in the place of the first one a slot is made."""
+    found = _standing.setdefault(id(slot.original), (slot.original, new))[1]
+    while len(_standing) > _STANDING_AT_MOST:
+        del _standing[next(iter(_standing))]
+    return found
 
 
 def _by_thread(original: Callable[..., Any], owner: type, name: str) -> Callable[..., Any]:
@@ -142,9 +194,12 @@ class SlotPatch:
             slot = _slots.get(key)
             if slot is None:
                 slot = _slots[key] = _slot_for(self.owner, self.name, self.new, shared=self.shared)
-                _originals[id(slot.standing)] = id(slot.original)
+                if not isinstance(slot, _ModuleSlot) or _wraps(self.new, slot):
+                    _originals[id(slot.standing)] = id(slot.original)
                 changes += 1
                 slot.stand()
+            elif isinstance(slot, _ModuleSlot) and _wraps(self.new, slot):
+                slot.standing = _known_by(slot, self.new)
             slot.stacks.setdefault(threading.get_ident(), []).append(self.new)
 
     def revert(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._common import forks
 from . import thread_modules
-from .patches import AttributePatch, CodePatch, Patch
+from .patches import AttributePatch, ClosurePatch, CodePatch, Patch
 from .rewriting import LOCAL, SET_FLAG, ThreadLocalNames, anywhere, recompiled
 
 # A leaf lock, held for two assignments: "on in some thread" must follow the set. Reentrant, since a signal handler
@@ -50,6 +50,9 @@ def users_of_globals(
 ) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Returns the functions of ``module`` that use its globals ``names``, each with its per-thread code.
 
+    A function that another one of the module has made, around something, is not among them: its code comes with that of
+    its maker (:func:`_of_makers`).
+
     Raises:
         RewriteError: see :func:`recompiled`; nothing was changed.
 
@@ -57,7 +60,7 @@ def users_of_globals(
     """
     found = []
     for function in functions_of(module):
-        if not _mentions(function.__code__, names):
+        if function.__code__.co_freevars or not _mentions(function.__code__, names):
             continue
         transformer = ThreadLocalNames(names, flags=flags, kept=kept)
         code = recompiled(function, transformer.visit)
@@ -70,6 +73,15 @@ def _mentions(code: types.CodeType, names: Iterable[str]) -> bool:
     return any(name in code.co_names for name in names) or any(
         _mentions(c, names) for c in code.co_consts if isinstance(c, types.CodeType)
     )
+
+
+def _of_makers(users: Iterable[tuple[types.FunctionType, types.CodeType]]) -> Iterator[ClosurePatch]:
+    """Yields the patches for the functions that ``users`` have made so far, and that have variables of theirs."""
+    for function, code in users:
+        inner = [
+            [one for one in each.co_consts if isinstance(one, types.CodeType)] for each in (function.__code__, code)
+        ]
+        yield from (ClosurePatch(old, new) for old, new in zip(*inner, strict=True) if old.co_freevars and old != new)
 
 
 #: What a flag that stays in its module holds while it is on in some thread. ``True`` is what somebody else has
@@ -208,7 +220,7 @@ def thread_local_globals(
         msg = f"a function in {module.__name__} that uses {present[0]}"
         raise LookupError(msg)
     leave = [] if patch.keeps else [_NamesLeave(patch)]
-    return [patch, *(CodePatch(f, code) for f, code in users), *leave]
+    return [patch, *(CodePatch(f, code) for f, code in users), *_of_makers(users), *leave]
 
 
 #: The patches of global variables that are in.

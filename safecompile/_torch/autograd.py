@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .state import AUTOGRAD_GRAPH
@@ -65,3 +66,56 @@ def execution_engine() -> Any:
 def set_execution_engine(engine: Any) -> None:
     """Puts another engine, of a class derived from torch's, in its place."""
     _variable()._execution_engine = engine
+
+
+ANOMALY_MODULE = "torch.autograd.anomaly_mode"
+AOT_AUTOGRAD = "torch._functorch.aot_autograd"
+
+#: The names in ``torch`` of what tells whether anomaly mode is on, and whether it looks for NaNs, and of what sets both.
+ANOMALY_MODE = ("is_anomaly_enabled", "is_anomaly_check_nan_enabled", "set_anomaly_enabled")
+
+#: Where the traces of joint graphs turn it on: 2.9+, before.
+_TRACES_OF_JOINT_GRAPHS = (
+    "torch._functorch._aot_autograd.graph_capture_wrappers",
+    "torch._functorch._aot_autograd.traced_function_transforms",
+)
+
+
+def torch() -> Any:
+    """Returns torch."""
+    return sys.modules["torch"]
+
+
+def anomaly_mode() -> tuple[bool, bool]:
+    """Returns torch's own switch, in C, and that of its NaN check."""
+    c: Any = torch()._C
+    return c.is_anomaly_enabled(), c.is_anomaly_check_nan_enabled()
+
+
+def set_anomaly_mode(enabled: bool, check_nan: bool) -> None:
+    """Sets both."""
+    torch()._C.set_anomaly_enabled(enabled, check_nan)
+
+
+def users_of_anomaly_mode() -> tuple[ModuleType, list[FunctionType]]:
+    """Returns the module that traces joint graphs, and its functions that turn anomaly mode on.
+
+    Raises:
+        LookupError: there are none.
+    """
+    for name in _TRACES_OF_JOINT_GRAPHS:
+        module = sys.modules.get(name)
+        found = [
+            one
+            for one in vars(module or ModuleType(name)).values()
+            if isinstance(one, FunctionType) and one.__module__ == name and _mentions(one.__code__, "detect_anomaly")
+        ]
+        if module is not None and found:
+            return module, found
+    msg = "a function that turns anomaly mode on in a trace"
+    raise LookupError(msg)
+
+
+def _mentions(code: CodeType, name: str) -> bool:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return name in code.co_names or any(_mentions(one, name) for one in inner)

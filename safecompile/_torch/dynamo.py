@@ -254,3 +254,10 @@ def dynamic_of(wrapper: FrameType) -> bool | None:
 def rng_tracker(aot_wrappers: ModuleType) -> Any:
     """Returns the class that keeps random states for a recomputed forward (torch 2.13+), or None: a closure does it."""
     return getattr(aot_wrappers, "_AutogradRngStateTracker", None)
+
+
+def captures(convert_frame: ModuleType) -> list[Any]:
+    """Returns the functions by which others than a call have Dynamo trace, and make guards of it (2.9+)."""
+    owner = getattr(convert_frame, "GraphCaptureOutput", None)
+    found = [getattr(convert_frame, "fullgraph_capture", None), getattr(owner, "build_guards", None)]
+    return [one for one in found if one is not None]

@@ -64,6 +64,11 @@ def pre_dispatch_state(ops: ModuleType) -> FunctionType:
     return function
 
 
+def cached_dispatches(ops: ModuleType) -> tuple[FunctionType, FunctionType]:
+    """Returns what makes an operator's cached kernel where there is none, and what gives all operators that have one."""
+    return ops.OpOverload._get_dispatch, ops.get_cached_ops
+
+
 def new_pre_dispatch_state() -> Any:
     """Returns such a stack with no mode in it."""
     ops: Any = sys.modules[OPS]
