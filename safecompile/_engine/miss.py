@@ -144,7 +144,7 @@ class _Call:
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
         limit_s = self.limit.left_s()
-        is_over = waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, limit_s)
+        is_over = waits.wait(flight.ended, look, limit_s)
         self.waited_s += monotonic() - began
         return is_over
 
