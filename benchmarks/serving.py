@@ -12,6 +12,7 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,13 +34,16 @@ def _model(scale: float = 1.0) -> Any:
     """Returns a model that takes about a millisecond; ``scale`` is in its kernels, so that each is compiled anew."""
     import torch
 
-    class Scaled(torch.nn.Module):
+    class Layer(torch.nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.linear, self.scale = torch.nn.Linear(WIDTH, WIDTH), scale + number % 3 / 100
+
         def forward(self, x: Any) -> Any:
-            return x * scale
+            return torch.nn.functional.gelu(self.linear(x)) * self.scale
 
     torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), Scaled()) for _ in range(LAYERS)]
-    return torch.nn.Sequential(*layers).eval()
+    return torch.nn.Sequential(*map(Layer, range(LAYERS))).eval()
 
 
 def _compiled(variant: str, model: Any, **keywords: Any) -> Callable[..., Any]:
@@ -86,7 +90,7 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
             answers[index].append((asked - began, (time.perf_counter() - asked) * 1e3))
             time.sleep(PAUSE_S)
 
-    _together([lambda index=index: work(index) for index in range(threads)])
+    _together([partial(work, index) for index in range(threads)])
     every = [one for each in answers for one in each]
     first = sorted(each[0][1] for each in answers)
     points = sorted(every, key=lambda one: -one[1])[:200] + every[:: max(1, len(every) // 600)]
@@ -158,8 +162,9 @@ def _one_round(way: str, threads: int, scale: float) -> dict[str, float]:
         seconds.append(time.perf_counter() - at)
         ended.set()
 
-    def follow() -> None:
+    def follow(index: int) -> None:
         began.wait()
+        time.sleep(PAUSE_S * index / threads)
         call = serve if way == "limited" else model
         while not ended.is_set():
             at = time.perf_counter()
@@ -169,7 +174,7 @@ def _one_round(way: str, threads: int, scale: float) -> dict[str, float]:
                 took.append((time.perf_counter() - at) * 1e3)
             time.sleep(PAUSE_S)
 
-    _together([lead, *[follow] * (threads - 1)])
+    _together([lead, *(partial(follow, index) for index in range(1, threads))])
     return {
         "p50_ms": percentile(took, 50),
         "p99_ms": percentile(took, 99),

@@ -40,6 +40,11 @@ class Flight:
         self._frame = None  # whose variables hold this flight
         self.done.set()
 
+    def ended(self, seconds: float) -> bool:
+        """Waits until the flight is over, for so many seconds at most, -1 for ever; tells whether it is."""
+        # An event's wait takes a lock, which the threads of a herd would wait for even with 0 seconds.
+        return self.done.is_set() or (seconds != 0.0 and self.done.wait(None if seconds < 0 else seconds))
+
     def is_abandoned(self) -> bool:
         """Tells whether its leader has left the engine without closing it (an exception in the wrong moment)."""
         # Python clears no frame that runs, be it in a greenlet that waits, whose stack is nowhere to be found.

@@ -2,7 +2,8 @@
 
 torch calls ``CatchErrorsWrapper.__call__`` for each miss: a first call, a failed guard, a resumed frame, a nested
 function. :func:`on_miss` stands in its place. It lets one thread compile (the leader) while the others that want
-the same function on the same device wait for the result (followers), then look again, and use it if it fits.
+the same function on the same device wait for the result (followers), then look again, and use it if it fits. A
+follower whose time is over (:mod:`.limits`) runs uncompiled, this once.
 
 The rules, which keep it free of deadlocks:
 
@@ -16,9 +17,8 @@ The rules, which keep it free of deadlocks:
    compile: every leader looks again once it has the lock.
 
 How a follower uses the result: at the top of a call, where nothing of the user's has run yet, it raises
-:class:`Retry`, and torch's wrapper (see :mod:`.retry`) calls the function again, which now hits. Anywhere else it
-returns the same compiled code once more. torch then keeps one entry more for it; :mod:`.cache_entries` sees to it that
-it counts in no limit and dies with the first.
+:class:`Retry`, and torch's wrapper (see :mod:`.retry`) calls again, which now hits. Anywhere else it returns the same
+compiled code once more: an entry more, which :mod:`.cache_entries` sees to.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     if lock._is_owned():
         return call.inside_a_compile()
     call.handle(lock)
-    strayed = frames.region_strayed()
+    strayed = None if call.outcome == "uncompiled" else frames.region_strayed()
     if strayed is not None:
         dynamo.set_region(strayed)  # torch publishes the entry in the region that is set now
     return call.result if call.entry is None else call.reuse()
@@ -99,18 +99,16 @@ class _Call:
                         break
                     if warming.some_are_closed:
                         warming.check(self.frame, self.device)
-                    flight = Flight((id(self.code), self.device), self.code, sys._getframe())
-                    other = flight if backward else flights.setdefault(flight.key, flight)
+                    other = None if backward else flights.get((id(self.code), self.device))
+                    if other is None:
+                        flight = Flight((id(self.code), self.device), self.code, sys._getframe())
+                        other = flight if backward else flights.setdefault(flight.key, flight)
                     # Its own flight: a signal handler or a finalizer calls what this thread is about to compile.
                     if other.is_this_threads():
                         self.compile(lock, flight)
                         break
-                    if not self.wait_for(other):
-                        self.run_uncompiled()
-                        break
-                    if other.skip is not None:
-                        self.result = cache.skipped_again(self.callback, other.skip, self.frame)
-                        self.outcome = "skipped"
+                    if not self.wait_for(other) or other.skip is not None:
+                        self.run_uncompiled(other.skip)
                         break
             finally:
                 self.settle(lock, flight, multithreading)
@@ -125,11 +123,14 @@ class _Call:
             events.warn_of_wrapping(self.code, self.wrapped, self.device)
         self.limit.tell(self.code, self.device, self.waited_s, is_over=self.outcome == "uncompiled")
 
-    def run_uncompiled(self) -> None:
-        """Has torch run this call uncompiled, with all that it calls, this once."""
+    def run_uncompiled(self, skip: Any = None) -> None:
+        """Has torch run this call uncompiled: with all that it calls, this once, or as a leader's ``skip`` says."""
+        self.role, self.outcome = "follower", "uncompiled" if skip is None else "skipped"
+        if skip is not None:
+            self.result = cache.skipped_again(self.callback, skip, self.frame)
+            return
         dynamo.note_uncompiled(self.frame)
         self.result = cache.uncompiled_this_once()
-        self.role, self.outcome = "follower", "uncompiled"
 
     def wait_for(self, flight: Flight) -> bool:
         """Waits until ``flight`` is over; tells whether it is, or this call's time. This thread holds no lock."""
@@ -145,7 +146,7 @@ class _Call:
 
         what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)
         limit_s = self.limit.left_s()
-        is_over = waits.wait(lambda seconds: flight.done.wait(None if seconds < 0 else seconds), look, what, limit_s)
+        is_over = waits.wait(flight.ended, look, what, limit_s)
         self.waited_s += monotonic() - began
         what.is_over()
         return is_over
@@ -165,7 +166,7 @@ class _Call:
             dynamo.compile_events().update(kept)
         return self.result
 
-    def compile(self, lock: Any, flight: Flight) -> None:
+    def compile(self, lock: Any, flight: Flight | None) -> None:
         """Compiles under the lock, unless what is needed has come into being while it waited for the lock."""
         self.role = "leader"
         kernel_gates.assert_none_held("the compile lock")

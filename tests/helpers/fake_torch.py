@@ -66,6 +66,9 @@ class Event:
     def set(self) -> None:
         self.flag = True
 
+    def is_set(self) -> bool:
+        return self.flag
+
     def wait(self, timeout: float | None = None) -> bool:
         if self.flag or timeout == 0:
             return self.flag
