@@ -63,7 +63,7 @@ def run(
     keep = False
     torch_fails = None
     try:
-        workloads = WORKLOADS if workload == "all" else (workload,)
+        workloads: tuple[str, ...] = WORKLOADS if workload == "all" else (workload,)
         if set(workloads) != {"tracing"}:
             progress.begin("  warming up the C++ or Triton compiler, not counted ...")
             # On a fresh machine this builds what Inductor builds once: it may take longer than a workload.
