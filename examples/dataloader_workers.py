@@ -37,6 +37,7 @@ def main() -> dict[str, int]:
     expected = torch.stack([augment(torch.full((WIDTH,), 0.01 * index)) for index in range(ROWS)])
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())
     compiled = safe_compile(model, backend="aot_eager")
+    compiled(torch.ones(1, WIDTH))  # a fork in the middle of an import would leave the child half a module
     stop, served, wrong = threading.Event(), [0], [0]
 
     def serve() -> None:  # a new shape now and then, so that forks meet compiles
