@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .._common import environment, forks
+from .._common import arguments, environment, forks
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
 from .._isolation import compiled_autograd
 from .._patching.families import Family
@@ -56,10 +56,12 @@ def install(*, timeout_s: float = 10.0) -> None:
     Raises:
         InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
             or this thread does so; or this Python runs without its global interpreter lock. Nothing was changed.
+        TypeError, ValueError: ``timeout_s`` is no number.
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
     global _installed
+    timeout_s = arguments.seconds("timeout_s", timeout_s)
     if _installed or environment.is_disabled():
         return
     environment.check_gil()
@@ -93,10 +95,12 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     Raises:
         InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
             or this thread does so. Nothing was changed.
+        TypeError, ValueError: ``timeout_s`` is no number.
 
     Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
     """
     global _installed
+    timeout_s = arguments.seconds("timeout_s", timeout_s)
     if not _installed:
         return
     with _quiet("uninstall", timeout_s):
@@ -135,7 +139,7 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
     # The order of locks, everywhere: torch's compile lock, a module's import lock, applying.installing. A thread that
     # imports a part of torch in the middle of a compile takes them so, and whoever has the last imports nothing.
     lock = dynamo.compile_lock() if dynamo.loaded(dynamo.CONVERT_FRAME) else threading.RLock()
-    if not lock.acquire(timeout=max(0.0, timeout_s)):
+    if not lock.acquire(timeout=timeout_s):
         raise give_up("compiling")  # noqa: EM101
     try:
         with applying.installing:  # an installer does no work of the user's: waiting for one needs no limit

@@ -1,8 +1,8 @@
 """What the threads of ``chaos.py`` do: each operation takes a random generator and checks its result against eager.
 
 What known issues name is kept apart by locks of this file's own: one export at a time, and of what it replaces
-(``max``, ``min``, ``math.pow``) nothing is used; default dtype and deterministic mode, which are the process's, are set by
-one thread at a time.
+(``max``, ``min``, ``math.pow``) nothing is used; default dtype and deterministic mode, which are the process's, are set
+by one thread at a time.
 """
 
 from __future__ import annotations
