@@ -9,13 +9,15 @@ from typing import NoReturn
 
 _DEMO = """\
 Runs three pieces of real work with plain torch.compile and with safe_compile, each in a process
-of its own with a time limit, and prints a table of what came of them:
+of its own that is watched, and prints a table of what came of them:
 
   tracing    one thread symbolically traces while others make compiled and eager calls
   server     a thread pool shares one compiled model, all threads start cold, mixed batch sizes
   drafters   threads compile flex_attention with a new block mask each step, beside eager forwards
 
-It takes a minute or two. The exit code is 0 only if the safe side was right in every workload: each
+It takes about two minutes on two cores that are free, and longer on a busy machine; how much there
+is to do is decided by a first measurement. A process counts as hung only if nothing gets done in it
+and it uses no CPU time. The exit code is 0 only if the safe side was right in every workload: each
 call came back, with the right numbers, from compiled code. server and drafters need what
 torch.compile needs: a C++ compiler on the CPU, Triton on CUDA."""
 
@@ -71,7 +73,7 @@ def _parser() -> _Parser:
         "--time-limit",
         type=_seconds,
         metavar="S",
-        help="seconds for each workload and side; one that is not done by then has hung (default: 40, on CUDA 60)",
+        help="seconds for each workload and side; one that still works then is ended as too slow (default: 600)",
     )
     demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
     report = commands.add_parser(
@@ -133,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     from .tools import demo
 
+    if sys.stderr.isatty():
+        print("loading torch ...", end="\r", file=sys.stderr, flush=True)
     try:
         demo.devices_for(options.device)
     except ValueError as error:

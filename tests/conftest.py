@@ -21,7 +21,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
-        if folder == "stress":
+        if folder in ("stress", "programs"):
             item.add_marker(folder)
 
 

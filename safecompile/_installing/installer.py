@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .._common import environment, forks
+from .._common import arguments, environment, forks
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
 from .._engine import limits
 from .._isolation import compiled_autograd
@@ -80,10 +80,12 @@ def install(
         SafeCompileError: ``max_wait_s``, or an environment variable, is not a number of seconds (or threads).
         InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
             or this thread does so; or this Python runs without its global interpreter lock. Nothing was changed.
+        TypeError, ValueError: ``timeout_s`` is no number.
 
     Thread safety: may be called from any number of threads at once; one installs, the others wait for it.
     """
     global _installed
+    timeout_s = arguments.seconds("timeout_s", timeout_s)
     if environment.is_disabled():
         return
     set_limits = _limits(max_wait_s, ranks_may_differ)
@@ -138,10 +140,12 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     Raises:
         InstallError: another thread was still tracing or compiling, or had compiled autograd on, after ``timeout_s``;
             or this thread does so. Nothing was changed.
+        TypeError, ValueError: ``timeout_s`` is no number.
 
     Thread safety: may be called from any number of threads at once; one uninstalls, the others wait for it.
     """
     global _installed
+    timeout_s = arguments.seconds("timeout_s", timeout_s)
     if not _installed:
         return
     with _quiet("uninstall", timeout_s):
@@ -181,7 +185,7 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
     # The order of locks, everywhere: torch's compile lock, a module's import lock, applying.installing. A thread that
     # imports a part of torch in the middle of a compile takes them so, and whoever has the last imports nothing.
     lock = dynamo.compile_lock() if dynamo.loaded(dynamo.CONVERT_FRAME) else threading.RLock()
-    if not lock.acquire(timeout=max(0.0, timeout_s)):
+    if not lock.acquire(timeout=timeout_s):
         raise give_up("compiling")  # noqa: EM101
     try:
         with applying.installing:  # an installer does no work of the user's: waiting for one needs no limit

@@ -1,4 +1,4 @@
-"""One workload on one side, in a process of its own: started, watched, and killed at its time limit."""
+"""One workload on one side, in a process of its own: started, watched, and killed when it has stopped."""
 
 from __future__ import annotations
 
@@ -19,40 +19,52 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-#: Seconds that a child gets, over its limit, to write its stacks and end by itself.
+from . import _vitals
+from ._sizes import USUAL, Sizes
+
+#: Seconds that a child gets to write its stacks, or to end by itself after its last line.
 GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every child of one demo is told, and the folder for their logs and caches."""
+    """What every child of one demo is told, and the folder for their logs and caches.
+
+    ``time_limit_s`` ends a child that still works; ``patience_s`` is for one that has stopped (None: what fits the
+    system).
+    """
 
     devices: tuple[str, ...]
     threads: int
     time_limit_s: float
     folder: Path
+    sizes: Sizes = USUAL
+    patience_s: float | None = None
 
 
 @dataclass
 class Row:
     """What came of one workload on one side.
 
-    ``outcome`` is ``"finished"``, ``"raised"``, ``"hung"``, ``"wrong numbers"`` or ``"crashed"``; ``eager`` counts the
-    calls of a compiled function that torch ran uncompiled without a word.
+    ``outcome`` is ``"finished"``, ``"raised"``, ``"hung"`` (it had stopped), ``"too slow"`` (it still worked at its
+    limit), ``"wrong numbers"`` or ``"crashed"``; ``eager`` counts the calls of a compiled function that torch ran
+    uncompiled without a word.
     """
 
     workload: str
     side: str
-    outcome: str = "hung"
+    outcome: str = "crashed"
     calls: int = 0
     raised: int = 0
     wrong: int = 0
     eager: int = 0
     compiles: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     first_error: str | None = None
     hung_at: str | None = None
     log: str | None = None
+    measured_s: float | None = None
     compiling = ""  # what the live line says; no field, and not printed
 
     @property
@@ -65,11 +77,11 @@ class Row:
         return asdict(self)
 
 
-def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row], None]) -> Row:
-    """Runs one child to its end, or to its time limit, and returns the row.
+def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row, float], None]) -> Row:
+    """Runs one child to its end, until it stops, or to its time limit, and returns the row.
 
-    ``progress`` is called several times a second with what is known so far. Whatever ends this function, Ctrl-C
-    included, ends the child and the processes that the child has started.
+    ``progress`` is called several times a second with what is known so far, and the seconds since anything was done.
+    Whatever ends this function, Ctrl-C included, ends the child and the processes that the child has started.
     """
     row = Row(workload, side)
     cache = plan.folder / f"{workload}-{side}.cache"
@@ -78,7 +90,7 @@ def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row], No
     if ready.exists() and ready != cache:
         shutil.copytree(ready, cache)
     command = [sys.executable, "-m", "safecompile.tools._workloads", side, workload]
-    command += ["--threads", str(plan.threads), "--time-limit", str(plan.time_limit_s), "--devices", *plan.devices]
+    command += ["--threads", str(plan.threads), "--sizes", *map(str, plan.sizes), "--devices", *plan.devices]
     with log.open("wb") as errors:
         child = subprocess.Popen(  # noqa: S603  this interpreter, with arguments that were checked
             command,
@@ -87,27 +99,27 @@ def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row], No
             env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)},
             start_new_session=True,
         )
-    begin = time.monotonic()
     try:
-        finished = _follow(child, row, begin + plan.time_limit_s + GRACE_S, progress)
+        end = _follow(child, row, plan, progress)
+        stacks = _stacks(child, log) if end in ("hung", "too slow") else ""
     finally:
         _kill(child)
-    text = log.read_text(errors="replace")
-    if finished:
+    if end == "done":
         row.outcome = "raised" if row.raised else "wrong numbers" if row.wrong else "finished"
-    elif "Timeout (" in text or time.monotonic() - begin > plan.time_limit_s:
-        row.outcome, row.seconds, row.hung_at = "hung", plan.time_limit_s, where_it_hung(text)
-    else:
+    elif end == "ended":
+        text = log.read_text(errors="replace")
         row.outcome = "raised" if child.returncode > 0 else "crashed"
         row.first_error = row.first_error or _last_line(text) or f"the process ended with code {child.returncode}"
-    if row.outcome in ("hung", "crashed"):
+    else:
+        row.outcome, row.hung_at = end, where_it_hung(stacks) if end == "hung" else None
+    if row.outcome in ("hung", "too slow", "crashed"):
         row.log = str(log)
     shutil.rmtree(cache, ignore_errors=True) if cache != ready else None
     return row
 
 
-def _follow(child: subprocess.Popen[bytes], row: Row, deadline: float, progress: Callable[[Row], None]) -> bool:
-    """Reads the child's counts into ``row`` until it ends; tells whether it came to its own end."""
+def _follow(child: subprocess.Popen[bytes], row: Row, plan: Plan, progress: Callable[[Row, float], None]) -> str:
+    """Reads the child's counts into ``row``; returns ``"done"``, ``"ended"``, ``"hung"`` or ``"too slow"``."""
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -118,22 +130,39 @@ def _follow(child: subprocess.Popen[bytes], row: Row, deadline: float, progress:
         lines.put(None)
 
     threading.Thread(target=read, name="reader", daemon=True).start()
-    while time.monotonic() < deadline:
-        try:
+    begin = now = time.monotonic()
+    seen = _vitals.session_s(child.pid) is not None
+    patience = plan.patience_s or (_vitals.PATIENCE_S if seen else _vitals.PATIENCE_OF_ONE_S)
+    watch = _vitals.Watch((lambda: _vitals.session_s(child.pid) or 0.0) if seen else lambda: row.cpu_s, patience, now)
+    while True:
+        with suppress(queue.Empty):
             line = lines.get(timeout=0.5)
-        except queue.Empty:
-            progress(row)
-            continue
-        if line is None:
-            child.wait(timeout=GRACE_S)
-            return False
-        counts = json.loads(line)
-        state = counts.pop("state")
-        vars(row).update(counts)
-        progress(row)
-        if state == "done":
-            return True
-    return False
+            if line is None:
+                child.wait(timeout=GRACE_S)
+                return "ended"
+            counts = json.loads(line)
+            state = counts.pop("state")
+            vars(row).update(counts)
+            if state == "done":
+                return "done"
+        now = time.monotonic()
+        row.seconds = now - begin
+        if watch.stopped((row.calls, row.raised, row.compiles), now):
+            return "hung"
+        if row.seconds > plan.time_limit_s:
+            return "too slow"
+        progress(row, now - watch.quiet_since)
+
+
+def _stacks(child: subprocess.Popen[bytes], log: Path) -> str:
+    """Has the child write the stack of each of its threads into its log, and returns the log."""
+    if hasattr(signal, "SIGUSR1"):
+        child.send_signal(signal.SIGUSR1)
+        deadline, size = time.monotonic() + GRACE_S, -1
+        while time.monotonic() < deadline and (not log.stat().st_size or log.stat().st_size != size):
+            size = log.stat().st_size
+            time.sleep(0.5)
+    return log.read_text(errors="replace")
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -24,8 +24,8 @@ class Progress:
         self._begin = self._said = time.monotonic()
         print(what, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
 
-    def __call__(self, row: Row) -> None:
-        """Shows what one child has done so far."""
+    def __call__(self, row: Row, quiet_s: float) -> None:
+        """Shows what one child has done so far; ``quiet_s``: seconds since anything was done."""
         now = time.monotonic()
         if now - self._said < (0.2 if self._terminal else 10.0):
             return
@@ -34,6 +34,8 @@ class Progress:
             f"  {row.workload}, {row.side}: {now - self._begin:.0f} s, {row.calls:,} calls, {row.raised:,} raised, "
             f"{row.compiles} compiles"
         )
+        if quiet_s >= 5.0:
+            text += f", nothing new for {quiet_s:.0f} s"
         if row.compiling:
             text = f"{text}, {row.compiling}"[: WIDTH - 1]
         print(f"\r{text:<{WIDTH - 1}}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
@@ -63,7 +65,9 @@ def table(rows: list[Row]) -> str:
             notes.append(f"{what}: its stacks: {row.log}")
     lines.append("  raised, wrong: calls that raised, that gave wrong numbers")
     if any(row.outcome == "hung" for row in rows):
-        lines.append("  hung: not done at its time limit, and killed")
+        lines.append("  hung: no call came back any more, and no CPU time was used; killed")
+    if any(row.outcome == "too slow" for row in rows):
+        lines.append("  too slow: still at work at its time limit; killed")
     lines.append("  eager: calls of a compiled function that torch ran uncompiled, without a word")
     for note in notes:
         lines += textwrap.wrap(textwrap.shorten(note, 400), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
@@ -72,6 +76,8 @@ def table(rows: list[Row]) -> str:
 
 def conclusion(rows: list[Row]) -> str:
     """Returns what was seen, in one sentence."""
+    if not rows:
+        return "Nothing was tried."
     plain = [row for row in rows if row.side == "plain"]
     safe = [row for row in rows if row.side == "safe"]
     parts = []
@@ -86,12 +92,11 @@ def conclusion(rows: list[Row]) -> str:
     if safe:
         faults = [f"{row.workload}: {_fault(row)}" for row in safe if not row.right]
         if faults:
-            parts.append(
-                f"safe_compile went wrong in {len(faults)} of {_workloads(len(safe))} ({'; '.join(faults)}), "
-                f"{_advice(safe)}"
-            )
+            parts.append(f"safe_compile went wrong in {len(faults)} of {_workloads(len(safe))} ({'; '.join(faults)})")
+        elif len(safe) == 1:
+            parts.append("with safe_compile it gave the right numbers, compiled")
         else:
-            parts.append(f"with safe_compile all of {_workloads(len(safe))} gave the right numbers, compiled")
+            parts.append(f"with safe_compile all {len(safe)} gave the right numbers, compiled")
     sentence = "; ".join(parts)
     return sentence[:1].upper() + sentence[1:] + "."
 
@@ -100,11 +105,26 @@ def _workloads(count: int) -> str:
     return f"{count} workload{'s' if count > 1 else ''}"
 
 
-def _advice(safe: list[Row]) -> str:
-    report = "report it with the output of 'python -m safecompile report'"
-    if any(row.outcome == "hung" for row in safe):
-        return f"which may be a bug: on a slow or busy machine try a larger --time-limit first, then {report}"
-    return f"which may be a bug: please {report}"
+def advice(rows: list[Row], torch_fails: str | None = None) -> str:
+    """Returns what to do next; ``torch_fails``: what torch.compile itself said on this machine."""
+    if torch_fails:
+        return (
+            f"torch.compile itself does not work on this machine yet: {textwrap.shorten(torch_fails, 200)}. The server "
+            "and the drafters were left out. Install what torch.compile needs (on the CPU a C++ compiler such as g++, "
+            "on CUDA Triton), then run the demo again."
+        )
+    faults = [row for row in rows if row.side == "safe" and not row.right]
+    if any(row.outcome != "too slow" for row in faults):
+        return (
+            "this may be a bug of safecompile. Please report it with this table and the output of "
+            "'python -m safecompile report'."
+        )
+    if faults:
+        return "the machine was too slow, which says nothing of safe_compile. Give it time: --time-limit 1800."
+    return (
+        "in your program write 'from safecompile import safe_compile' and use it in place of torch.compile; or change "
+        "nothing else and put 'import safecompile.patch_all' first. The README's section 'In use' has the rest."
+    )
 
 
 def _fault(row: Row) -> str:
@@ -114,4 +134,6 @@ def _fault(row: Row) -> str:
         return f"{row.wrong:,} of {row.calls:,} calls gave wrong numbers"
     if row.outcome == "finished":
         return f"{row.eager:,} calls silently ran eager"
-    return f"not done after {row.seconds:.0f} s" if row.outcome == "hung" else f"it {row.outcome}"
+    if row.outcome == "too slow":
+        return f"still at work after {row.seconds:.0f} s, {row.calls:,} calls made"
+    return f"it hung after {row.calls:,} calls" if row.outcome == "hung" else f"it {row.outcome}"

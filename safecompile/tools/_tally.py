@@ -19,6 +19,7 @@ class Tally:
         self._here = threading.local()
         self.calls = self.raised = self.wrong = self.eager = self.compiles = 0
         self.first_error: str | None = None
+        self.measured_s: float | None = None
 
     def step(self, work: Callable[[], bool], *, compiled: bool) -> None:
         """Runs ``work``, which tells whether its numbers were right, and counts what came of it.

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,15 +25,15 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from .._engine.progress import line
 from . import _models
+from ._sizes import Sizes
 from ._tally import Tally
 
-TRACING_S = 3.0
-REQUESTS = 400
-STEPS = 6
 WIDTH = 64
 LENGTH = 128
 SHAPE = (1, 2, LENGTH, WIDTH)
 BATCH_SIZES = (2, 3, 5, 8)
+#: Eager calls beside one step of the drafters: a bound, so that they end beside a step that hangs.
+CALLS_BESIDE_A_STEP = 200
 
 #: Seconds after which a compile is named in the demo's live line.
 SHOWN_AFTER_S = 3.0
@@ -40,11 +41,12 @@ SHOWN_AFTER_S = 3.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What a workload gets: how to compile, where, with how many threads, and where to count."""
+    """What a workload gets: how to compile, where, with how many threads, how much of it, and where to count."""
 
     compile: Callable[..., Any]
     devices: list[torch.device]
     threads: int
+    sizes: Sizes
     tally: Tally
 
     @property
@@ -71,7 +73,7 @@ def server(setting: Setting) -> None:
             tally.step(lambda: _models.close(compiled(x), expected), compiled=True)
 
     with ThreadPoolExecutor(setting.threads) as pool:
-        list(pool.map(request, range(REQUESTS)))
+        list(pool.map(request, range(setting.sizes.requests)))
 
 
 def tracing(setting: Setting) -> None:
@@ -86,7 +88,7 @@ def tracing(setting: Setting) -> None:
     eager = {device: model[device](x[device]) for device in setting.devices}
     for device in setting.devices:
         compiled(x[device])
-    end = time.monotonic() + TRACING_S
+    end = time.monotonic() + setting.sizes.tracing_s
 
     def call_compiled(device: torch.device) -> None:
         while time.monotonic() < end:
@@ -111,21 +113,25 @@ def drafters(setting: Setting) -> None:
     """Threads that compile flex attention and make a new block mask for each step, beside eager forwards."""
     tally, backend = setting.tally, setting.tally.backend("inductor")
     done = threading.Event()
+    steps: list[None] = []
 
     def draft(device: torch.device) -> None:
         block = _models.Attention(WIDTH).to(device)
         compiled = setting.compile(block, backend=backend, dynamic=False)
-        for _ in range(STEPS):
+        for _ in range(setting.sizes.steps):
             tally.step(lambda: _draft_step(block, compiled, device), compiled=True)
+            steps.append(None)
 
     def target(device: torch.device) -> None:
         block = _models.Attention(WIDTH).to(device).eval()
         x = torch.randn(SHAPE, device=device)
         with torch.no_grad():
-            expected = block(x)
-            while not done.is_set():
-                tally.step(lambda: _models.close(block(x), expected), compiled=False)
-                time.sleep(0.05)  # as a request comes in; without it the compile would hardly get the interpreter
+            expected, calls = block(x), 0
+            # As requests come in; without the pause the compile would hardly get the interpreter.
+            while not done.wait(0.05 if calls < CALLS_BESIDE_A_STEP * (len(steps) + 1) else 0.5):
+                if calls < CALLS_BESIDE_A_STEP * (len(steps) + 1):
+                    tally.step(lambda: _models.close(block(x), expected), compiled=False)
+                    calls += 1
 
     count = max(setting.threads // 4, len(setting.devices))
     targets = [threading.Thread(target=target, args=(d,), daemon=True) for d in _take(setting.devices, count)]
@@ -138,10 +144,13 @@ def drafters(setting: Setting) -> None:
 
 
 def warm_up(setting: Setting) -> None:
-    """Compiles one small function, so that the checks which Inductor makes once per machine are not the demo's time."""
-    compiled = setting.compile(lambda x: x + 1, backend="inductor")
-    for device in setting.devices:
-        compiled(torch.ones(8, device=device))
+    """Compiles two small functions: with the first Inductor checks the machine, the second tells how fast it is."""
+    for function in (lambda x: x + 1, lambda x: torch.tanh(x) * 2):
+        begin = time.monotonic()
+        compiled = setting.compile(function, backend="inductor")
+        for device in setting.devices:
+            compiled(torch.ones(8, device=device))
+        setting.tally.measured_s = (time.monotonic() - begin) / len(setting.devices)
 
 
 def _draft_step(block: Any, compiled: Any, device: torch.device) -> bool:
@@ -188,8 +197,8 @@ def _progress(tally: Tally) -> Iterator[None]:
 
     def say(state: str) -> None:
         compiling = "" if state == "done" else line(SHOWN_AFTER_S)  # of the side with safecompile
-        counts = {"seconds": time.monotonic() - begin, "compiling": compiling, **tally.snapshot()}
-        print(json.dumps({"state": state, **counts}), flush=True)
+        times = {"seconds": time.monotonic() - begin, "cpu_s": time.process_time()}
+        print(json.dumps({"state": state, **times, "compiling": compiling, **tally.snapshot()}), flush=True)
 
     def report() -> None:
         say("running")
@@ -211,10 +220,10 @@ def main() -> None:
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--time-limit", type=float, default=0.0)
+    parser.add_argument("--sizes", type=float, nargs=3, default=Sizes(), metavar=Sizes._fields)
     options = parser.parse_args()
-    if options.time_limit:
-        faulthandler.dump_traceback_later(options.time_limit, exit=True)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1)  # the demo asks a child that has stopped for its stacks
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -225,7 +234,9 @@ def main() -> None:
 
         compile_here = safe_compile
     tally = Tally()
-    setting = Setting(compile_here, [torch.device(d) for d in options.devices], options.threads, tally)
+    requests, steps, tracing_s = options.sizes
+    sizes = Sizes(int(requests), int(steps), tracing_s)
+    setting = Setting(compile_here, [torch.device(d) for d in options.devices], options.threads, sizes, tally)
     with _progress(tally):
         WORKLOADS[options.workload](setting)
     # Not by the interpreter's long way: what a torch release does at exit is not the demo's matter.

@@ -8,15 +8,20 @@ import shutil
 import sys
 import tempfile
 import textwrap
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ._child import Plan, Row, run_child
-from ._table import WIDTH, Progress, conclusion, table
+from ._sizes import sizes_for
+from ._table import WIDTH, Progress, advice, conclusion, table
 
 #: The first to be shown is the one that fails every time in plain torch.
 WORKLOADS = ("tracing", "server", "drafters")
 SIDES = ("plain", "safe")
+#: Seconds after which a child that still works is ended. One that has stopped is ended long before.
+TIME_LIMIT_S = 600.0
 
 
 def run(
@@ -35,7 +40,7 @@ def run(
         side: one of ``SIDES``, or ``"both"``.
         device: for example ``"cuda:1"``; None for every CUDA device there is, else the CPU.
         threads: how many threads call at once.
-        time_limit_s: seconds for each child; None for 40 on the CPU and 60 on CUDA.
+        time_limit_s: seconds for each child that still works; None for ``TIME_LIMIT_S``.
         as_json: print JSON in place of the table.
 
     Returns:
@@ -44,12 +49,11 @@ def run(
     Raises:
         ValueError: there is no such device.
     """
-    import torch
-
     import safecompile
 
+    torch = _torch()
     devices = devices_for(device)
-    limit = time_limit_s or (60.0 if devices[0].startswith("cuda") else 40.0)
+    limit = time_limit_s or TIME_LIMIT_S
     folder = Path(tempfile.mkdtemp(prefix="safecompile-demo-"))
     plan = Plan(devices, threads, limit, folder)
     progress = Progress()
@@ -57,13 +61,20 @@ def run(
     print(f"safecompile {safecompile.__version__} demo: {where}, {threads} threads", file=sys.stderr)
     rows: list[Row] = []
     keep = False
+    torch_fails = None
     try:
-        workloads = WORKLOADS if workload == "all" else (workload,)
+        workloads: tuple[str, ...] = WORKLOADS if workload == "all" else (workload,)
         if set(workloads) != {"tracing"}:
             progress.begin("  warming up the C++ or Triton compiler, not counted ...")
             # On a fresh machine this builds what Inductor builds once: it may take longer than a workload.
-            ready = run_child("warm-up", "plain", replace(plan, time_limit_s=max(limit, 60.0)), progress)
-            progress.end(f"  warm-up: {ready.outcome}")
+            ready = run_child("warm-up", "plain", replace(plan, time_limit_s=max(limit, TIME_LIMIT_S)), progress)
+            plan = replace(plan, sizes=sizes_for(ready.measured_s))
+            if ready.outcome == "finished":
+                progress.end(f"  warm-up: one small compile takes {ready.measured_s:.1f} s; sizes: {plan.sizes.words}")
+            else:
+                progress.end(f"  warm-up: {ready.outcome}")
+                torch_fails = ready.first_error or f"it {ready.outcome}"
+                workloads = tuple(name for name in workloads if name == "tracing")
         for name in workloads:
             for one in SIDES if side == "both" else (side,):
                 progress.begin(f"  {name}, {one} ...")
@@ -74,7 +85,7 @@ def run(
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-    right = all(row.right for row in rows if row.side == "safe")
+    right = not torch_fails and all(row.right for row in rows if row.side == "safe")
     if as_json:
         document = {
             "safecompile": safecompile.__version__,
@@ -83,14 +94,25 @@ def run(
             "devices": list(devices),
             "threads": threads,
             "time_limit_s": limit,
+            "sizes": plan.sizes._asdict(),
             "rows": [row.as_dict() for row in rows],
             "safe_side_right": right,
             "conclusion": conclusion(rows),
+            "next": advice(rows, torch_fails),
         }
         print(json.dumps(document, indent=2))
     else:
         print(f"\n{table(rows)}\n\n{textwrap.fill(conclusion(rows), WIDTH)}")
+        print(textwrap.fill(f"What to do next: {advice(rows, torch_fails)}", WIDTH))
     return 0 if right else 1
+
+
+def _torch() -> Any:
+    # What torch says at its import, of a missing NumPy for example, is not the demo's matter.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+    return torch
 
 
 def devices_for(device: str | None) -> tuple[str, ...]:
@@ -99,8 +121,7 @@ def devices_for(device: str | None) -> tuple[str, ...]:
     Raises:
         ValueError: there is no such device; the message is one sentence.
     """
-    import torch
-
+    torch = _torch()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
         return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
