@@ -1,0 +1,102 @@
+"""Each isolation taken out by itself: the census fails, and names what is one for the process again."""
+
+from __future__ import annotations
+
+import pytest
+
+from safecompile._installing import families
+
+from .classified import class_of
+from .runner import Runner
+
+#: file: what is taken out of it -> the scene in which it is missed, and a place that is told then.
+MISSED = {
+    "switches.patches_of_compiler torch.compiler": ("compile_aot_eager", "torch.compiler.is_compiling()"),
+    "switches.patches_of_export_utils torch._export.utils": ("export", "torch.compiler.is_exporting()"),
+    "switches.patches_of_dispatch_modes torch.utils._python_dispatch": (
+        "modes_of_the_users",
+        "torch.utils._python_dispatch.is_in_torch_dispatch_mode()",
+    ),
+    "switches.patches_of_ops torch._ops": ("make_fx_pre_dispatch", "torch._ops._mode_stack_state_for_pre_dispatch"),
+    "switches.patches_of_dynamo_utils torch._dynamo.utils": (
+        "compile_error_on_graph_break",
+        "torch._dynamo.utils._error_on_graph_break",
+    ),
+    "switches.patches_of_ddp torch.nn.parallel.distributed": (
+        "distributed_data_parallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel._active_ddp_module",
+    ),
+    "fx.patches_of_symbolic_trace torch.fx._symbolic_trace": (
+        "symbolic_trace",
+        "torch.nn.modules.module.Module.__call__",
+    ),
+    "fx.patches_of_globals torch.fx.traceback": ("fx_metadata", "torch.fx.traceback.current_meta"),
+    "fx.patches_of_globals torch.fx.experimental.proxy_tensor": (
+        "make_fx_real",
+        "torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER",
+    ),
+    "fx.patches_of_globals torch.fx._lazy_graph_module": (
+        "compile_lazily",
+        "torch.fx._lazy_graph_module._use_lazy_graph_module_flag",
+    ),
+    "stances.patches_of_eval_frame torch._dynamo.eval_frame": ("stance", "torch._dynamo.eval_frame._stance"),
+    "compiled_autograd.patches_of_compiled_autograd torch._dynamo.compiled_autograd": (
+        "compiled_autograd",
+        "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
+    ),
+}
+#: What is no variable that another thread could see in the middle of a scene, and the tests that it has.
+ELSEWHERE = {
+    "what a compile puts back at its end": ("random_state", "shared_settings"),
+    "seen beside a trace of another thread only": ("flex", "fx.patches_of_symbolic_convert", "fx.patches_of_builder"),
+    "a lock or a gate": ("graph_module", "kernel_launches", "switches.patches_of_callback"),
+    "on a GPU": ("cuda_graphs", "graph_functions", "recomputed_randomness", "triton_keys"),
+    "between imports": ("first_uses",),
+    "objects that threads share": ("data_parallel", "switches.patches_of_autograd_graph"),
+    "with another value than the process's in each context": ("settings", "scoped_settings"),
+    "another spelling of the same": ("stances.patches_of_decorators",),
+}
+
+TAKING_OUT = """
+from safecompile._installing import families as _families
+from tests.census.test_isolations import name_of
+_by_name = _families.by_name
+_families.by_name = lambda parts, required: _by_name([p for p in parts if name_of(p) != {name!r}], required)
+"""
+
+
+def name_of(part) -> str:
+    """Returns ``file.function module``."""
+    return f"{part.build.__module__.rpartition('.')[2]}.{part.build.__name__} {part.module}"
+
+
+def isolations() -> list[str]:
+    """Returns the names of all isolations."""
+    return [
+        name_of(part)
+        for family in families.all_families()
+        for part in family.parts
+        if "._isolation." in part.build.__module__
+    ]
+
+
+@pytest.mark.census
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", MISSED)
+def test_an_isolation_that_is_taken_out_is_missed(name: str) -> None:
+    """Without it a place differs that is in no class."""
+    scene, place = MISSED[name]
+    with Runner(60, TAKING_OUT.format(name=name)) as runner:
+        result = runner.look(scene)
+    assert "failed" not in result, result["failed"]
+    unclassified = [one for one in result["found"] if class_of(one) is None]
+    assert place in unclassified
+
+
+def test_each_isolation_is_missed_somewhere() -> None:
+    """Each is in the table above, or has its test elsewhere."""
+    elsewhere = tuple(name for names in ELSEWHERE.values() for name in names)
+    for name in isolations():
+        file, function = name.partition(".")[0], name.partition(" ")[0]
+        assert (name in MISSED) != (file in elsewhere or function in elsewhere), name
+    assert set(MISSED) <= set(isolations())
