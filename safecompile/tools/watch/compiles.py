@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..._common import events, identity, reading
 from ..._common.totals import Place
 from ..._patching.patches import AttributePatch, Patch
-from ..._torch import cache, dynamo, settings
+from ..._torch import cache, dynamo, frame_rules, settings
 from ..._torch import watching as host
 from .findings import Findings, Stack, stack_of
 
@@ -50,9 +50,9 @@ class Compiles:
 
         @functools.wraps(original)
         def _patched_callback(callback: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            if dynamo.is_skipped(frame):
+            if frame_rules.is_skipped(frame):
                 return original(callback, frame, *args, **kwargs)
-            if dynamo.is_disabled_in(sys._getframe(1)):
+            if frame_rules.is_disabled_in(sys._getframe(1)):
                 return cache.left_alone_this_once()
             mine = Miss(threading.get_ident(), threading.current_thread().name, frame.f_code, monotonic())
             self.misses[id(mine)] = mine
