@@ -44,7 +44,19 @@ def all_families() -> list[Family]:
         *(retry, convert_frame, captures, cache_entries),
         *(fx, flex, graph_module, backward, switches, random_state, shared_settings, recomputed_randomness),
         compiled_autograd,
-        *(anomaly, default_device, forward_ad, operators, exports, overridden_functions, data_parallel, cuda_graphs, graph_functions, kernel_launches, triton_keys),
+        *(
+            anomaly,
+            default_device,
+            forward_ad,
+            operators,
+            exports,
+            overridden_functions,
+            data_parallel,
+            cuda_graphs,
+            graph_functions,
+            kernel_launches,
+            triton_keys,
+        ),
         *(stances, resets, settings, scoped_settings),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

@@ -1,8 +1,8 @@
 """Forward-mode AD: each thread has its own level, and its own count of ``jvp`` inside ``jvp``.
 
-In plain torch both are the process's: two threads in ``dual_level`` or ``jvp`` at once raise, or one takes the tangents of the
-other away. torch allows one level, in C. All threads share that one: tangents are kept by the tensors, so none sees another's.
-It ends with the last thread that is in it.
+In plain torch both are the process's: two threads in ``dual_level`` or ``jvp`` at once raise, or one takes the
+tangents of the other away. torch allows one level, in C. All threads share that one: tangents are kept by the
+tensors, so none sees another's. It ends with the last thread that is in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Local(threading.local):
 
 local: Any = _Local()
 
-# A leaf lock around the count of threads in the level, held while torch makes or ends it. Reentrant for signal handlers.
+# A leaf lock around the count of threads in the level, held while torch makes or ends it. Reentrant for signals.
 _bookkeeping = threading.RLock()
 _inside = 0
 

@@ -77,9 +77,7 @@ class _BuiltinSlot(_ModuleSlot):
         super().clear()
 
 
-def _telling_by_thread(
-    original: Callable[..., Any], stacks: dict[int, list[Callable[..., Any]]]
-) -> Callable[..., Any]:
+def _telling_by_thread(original: Callable[..., Any], stacks: dict[int, list[Callable[..., Any]]]) -> Callable[..., Any]:
     get_ident = threading.get_ident
 
     @functools.wraps(original)

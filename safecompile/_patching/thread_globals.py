@@ -78,7 +78,9 @@ def _mentions(code: types.CodeType, names: Iterable[str]) -> bool:
 def _of_makers(users: Iterable[tuple[types.FunctionType, types.CodeType]]) -> Iterator[ClosurePatch]:
     """Yields the patches for the functions that ``users`` have made so far, and that have variables of theirs."""
     for function, code in users:
-        inner = [[one for one in each.co_consts if isinstance(one, types.CodeType)] for each in (function.__code__, code)]
+        inner = [
+            [one for one in each.co_consts if isinstance(one, types.CodeType)] for each in (function.__code__, code)
+        ]
         yield from (ClosurePatch(old, new) for old, new in zip(*inner, strict=True) if old.co_freevars and old != new)
 
 

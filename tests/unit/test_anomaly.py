@@ -119,7 +119,7 @@ def test_a_block_that_begins_beside_a_compile(side):
 
 
 def test_a_nan_beside_a_compile_is_found(side):
-    """A thread with anomaly mode on finds its NaN, also beside another thread's compile, whose trace is not disturbed."""
+    """A thread with anomaly mode on finds its NaN, also beside another thread's compile, and disturbs no trace."""
     with torch.autograd.detect_anomaly():
         assert while_compiling(finds_a_nan) == (side == "safe")
         assert finds_a_nan()

@@ -5,6 +5,7 @@ Each scene is the same with the library and in plain torch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -57,10 +58,8 @@ def clean_up() -> None:
     """Ends what levels that overlap leave behind in plain torch."""
     fw._current_level = -1
     torch._functorch.eager_transforms.JVP_NESTING = 0
-    try:
+    with contextlib.suppress(RuntimeError):
         torch._C._exit_dual_level(level=0)
-    except RuntimeError:
-        pass
 
 
 def test_a_compile_of_jvp_beside_jvp(side):
@@ -117,7 +116,7 @@ def test_a_second_level_of_one_thread_is_refused(side):
 
 
 def test_a_compiled_function_that_is_called_inside_of_a_level(side):
-    """What was compiled outside of a level is compiled once more inside, and each is used in its place: as in plain torch."""
+    """What was compiled outside of a level is compiled once more inside, and each is used in its place."""
     backend = ParkedBackend(parked=False)
     compiled = torch.compile(lambda x: x * 2 if fw.unpack_dual(x).tangent is None else x, backend=backend)
 
