@@ -1,7 +1,7 @@
 """What is traced outside of a call, and one at a time: a strict export, an ahead-of-time compile, decompositions.
 
-Since torch 2.9 the first two call Dynamo without a function call that it would intercept, and so without the compile lock.
-The last changes hundreds of operators for the process while it traces.
+Since torch 2.9 the first two call Dynamo without a function call that it would intercept, and so without the compile
+lock. The last changes hundreds of operators for the process while it traces.
 """
 
 from __future__ import annotations
@@ -49,11 +49,36 @@ class _UnderTheLock(ast.NodeTransformer):
     """Puts the body of a function into ``with __safecompile_one_trace__():``."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        manager: Any = ast.parse(f"with {_ONE_TRACE}():\n    pass").body[0]
-        for part in ast.walk(manager):
-            ast.copy_location(part, node.body[0])
-        manager.body, node.body = node.body, [manager]
+        node.body = [_under_the_lock(node.body)]
         return node
+
+
+class _StrictExport(ast.NodeTransformer):
+    """Puts the statement by which a strict export has Dynamo trace into ``with __safecompile_one_trace__():``.
+
+    From its capture to its guards: a reset, with which the next one begins, would come between.
+    """
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        value = node.value
+        if not isinstance(value, ast.Call) or ast.unparse(value.func) != export.CAPTURE:
+            return node
+        return _under_the_lock([node])
+
+
+def _under_the_lock(body: list[Any]) -> Any:
+    manager: Any = ast.parse(f"with {_ONE_TRACE}():\n    pass").body[0]
+    for part in ast.walk(manager):
+        ast.copy_location(part, body[0])
+    manager.body = body
+    return manager
+
+
+def patches_of_trace(module: ModuleType) -> list[Patch]:
+    """Returns the patch for strict exports, where they do not come through a call; changes nothing."""
+    function = export.strict_export(module)
+    code = rewriting.recompiled(function, _StrictExport().visit)
+    return [AttributePatch(module, _ONE_TRACE, _OneTrace, new=True), CodePatch(function, code)]
 
 
 def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
@@ -72,5 +97,6 @@ def patches_of_exported_program(module: ModuleType) -> list[Patch]:
 
 PARTS: Final = (
     Part("captures", dynamo.CONVERT_FRAME, patches_of_convert_frame),
+    Part("captures", export.TRACE, patches_of_trace),
     Part("captures", export.EXPORTED_PROGRAM, patches_of_exported_program),
 )

@@ -1,9 +1,9 @@
 """Anomaly mode: what an AOT trace switches is its own, and what other threads set is theirs.
 
-torch's switch, in C, is one for the process. A trace of a joint graph turns it on, for the stacks that autograd then notes,
-and turns its NaN check off. Here torch's functions tell each thread its own: inside such a trace what the trace has set, else
-what users have set last. In C the mode is on while one traces, and NaNs are looked for as users have set it, but for the
-moments in which a trace runs a backward of its own.
+torch's switch, in C, is one for the process. A trace of a joint graph turns it on, for the stacks that autograd then
+notes, and turns its NaN check off. Here torch's functions tell each thread its own: inside such a trace what the
+trace has set, else what users have set last. In C the mode is on while one traces, and NaNs are looked for as users
+have set it, but for the moments in which a trace runs a backward of its own.
 """
 
 from __future__ import annotations

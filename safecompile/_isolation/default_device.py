@@ -1,9 +1,9 @@
 """The default device, as guards see it: each thread has its own.
 
-``torch.set_default_device`` and ``with torch.device(…)`` act in their own thread, but note the device in a variable of the
-process, which the guards of every compiled function compare: in plain torch one thread's default device makes another's warm
-calls compile again. Here that variable is what it is in plain torch for as long as one thread alone sets it. When a thread with
-another device misses, something goes in there that is equal to the device of the thread that compares.
+``torch.set_default_device`` acts in its own thread, but notes the device in a variable of the process, which the
+guards of every compiled function compare: in plain torch one thread's default device makes another's warm calls
+compile again. Here that variable is what it is in plain torch for as long as one thread alone sets it. When a thread
+with another device misses, something goes in there that is equal to the device of the thread that compares.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._torch import default_device as host
+from .._torch import dynamo
 
 _EXCHANGE = "__safecompile_exchange__"
 _OWN_VALUE = "__safecompile_own_value__"
@@ -194,5 +195,5 @@ def after_fork_in_child() -> None:
 
 PARTS: Final = (
     Part("default device", host.DEVICE, patches_of_device),
-    Part("default device", host.GUARDS, patches_of_guards),
+    Part("default device", dynamo.GUARDS, patches_of_guards),
 )

@@ -1,8 +1,8 @@
 """Forward-mode AD: each thread has its own level, and its own count of ``jvp`` inside ``jvp``.
 
-In plain torch both are the process's: two threads in ``dual_level`` or ``jvp`` at once raise, or one takes the tangents of the
-other away. torch allows one level, in C. All threads share that one: tangents are kept by the tensors, so none sees another's.
-It ends with the last thread that is in it.
+In plain torch both are the process's: two threads in ``dual_level`` or ``jvp`` at once raise, or one takes the
+tangents of the other away. torch allows one level, in C. All threads share that one: tangents are kept by the
+tensors, so none sees another's. It ends with the last thread that is in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from .._common import forks
@@ -35,7 +35,7 @@ class _Local(threading.local):
 
 local: Any = _Local()
 
-# A leaf lock around the count of threads in the level, held while torch makes or ends it. Reentrant for signal handlers.
+# A leaf lock around the count of threads in the level, held while torch makes or ends it. Reentrant for signals.
 _bookkeeping = threading.RLock()
 _inside = 0
 
@@ -83,7 +83,7 @@ def patches_of_eager_transforms(module: ModuleType) -> list[Patch]:
     names = rewriting.ThreadLocalNames([host.JVP_NESTING])
     return [
         *patches,
-        AttributePatch(module, _IS_OUTERMOST, _is_outermost, new=True),
+        AttributePatch(module, _IS_OUTERMOST, _telling_outermost(module), new=True),
         AttributePatch(module, rewriting.LOCAL, local, new=True),
         CodePatch(in_jvp, code),
         *(CodePatch(one, rewriting.recompiled(one, names.visit)) for one in nesting),
@@ -102,12 +102,16 @@ class _IsOutermost(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.copy_location(ast.Name(_IS_OUTERMOST, ast.Load()), node), [], []), node)
 
 
-def _is_outermost() -> bool:
-    return bool(getattr(local, host.JVP_NESTING) == 1)
-
-
-# Dynamo takes the result as a constant of the trace; its guard on functorch's levels tells when that is no longer so.
-host.mark_constant(_is_outermost)
+def _telling_outermost(module: ModuleType) -> FunctionType:
+    """Returns, as a function of that module, what tells whether this thread is in one ``jvp`` and no other."""
+    # Dynamo skips functions of the library's files. The result is a constant of the trace; a guard on functorch's
+    # levels tells when it is no longer so.
+    text = f"def {_IS_OUTERMOST}():\n    return {rewriting.LOCAL}.{host.JVP_NESTING} == 1\n"
+    whole = compile(text, str(module.__file__), "exec", dont_inherit=True)
+    code = next(one for one in whole.co_consts if isinstance(one, CodeType))
+    function = FunctionType(code, vars(module))
+    host.mark_constant(function)
+    return function
 
 
 def patches_of_forward_ad(module: ModuleType) -> list[Patch]:

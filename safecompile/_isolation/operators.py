@@ -1,7 +1,8 @@
 """Operators that several threads trace for the first time at once, and the backends that an export switches off.
 
-An operator that has no cached kernel for a way to call it makes one: in plain torch a second thread that comes meanwhile
-raises ``already in dispatch cache``. An export switches MKL-DNN and the like off for the process, until the last one ends.
+An operator that has no cached kernel for a way to call it makes one: in plain torch a second thread that comes
+meanwhile raises ``already in dispatch cache``. An export switches MKL-DNN and the like off for the process, until the
+last one ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``max``, ``min`` and ``math.pow``, which an export replaces while it traces: for its own thread alone.
 
-``math`` tells by thread, by look-up. Code looks ``max`` up in the dictionary of ``builtins``, so what tells by thread has to
-stand there. Dynamo, which compares by identity, looks these names up in the module instead, and finds the originals; so do
-the guards that it makes.
+``math`` tells by thread, by look-up. Code looks ``max`` up in the dictionary of ``builtins``, so what tells by thread
+has to stand there. Dynamo, which compares by identity, looks these names up in the module instead, and finds the
+originals; so do the guards that it makes.
 """
 
 from __future__ import annotations

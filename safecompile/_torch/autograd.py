@@ -71,7 +71,7 @@ def set_execution_engine(engine: Any) -> None:
 ANOMALY_MODULE = "torch.autograd.anomaly_mode"
 AOT_AUTOGRAD = "torch._functorch.aot_autograd"
 
-#: The names in ``torch`` of what tells whether anomaly mode is on, and whether it looks for NaNs, and of what sets both.
+#: The names in ``torch`` of what tells whether anomaly mode is on, and whether it looks for NaNs; of what sets both.
 ANOMALY_MODE = ("is_anomaly_enabled", "is_anomaly_check_nan_enabled", "set_anomaly_enabled")
 
 #: Where the traces of joint graphs turn it on: 2.9+, before.

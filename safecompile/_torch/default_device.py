@@ -6,8 +6,6 @@ import sys
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .dynamo import GUARDS as GUARDS
-
 DEVICE = "torch.utils._device"
 
 #: The device that was set last, in any thread. Guards, in C, read it in the module's dictionary (2.7-2.15).

@@ -14,8 +14,8 @@ AOT_UTILS = "torch._functorch._aot_autograd.utils"
 EXPORTED_PROGRAM = "torch.export.exported_program"
 MISC = "torch._dynamo.variables.misc"
 
-#: What an export knows of the module that it traces, and how it does so: for the process (2.7-2.15). Of two exports that
-#: overlap, the first to end takes it from the second ("_EXPORT_MODULE_HIERARCHY must not be None").
+#: What an export knows of the module that it traces, and how it does so: for the process (2.7-2.15). Of two exports
+#: that overlap, the first to end takes it from the second ("_EXPORT_MODULE_HIERARCHY must not be None").
 OF_AN_EXPORT = ("_EXPORT_FLAGS", "_EXPORT_MODULE_HIERARCHY")
 
 #: The deserializer that ``torch.export.load`` runs: a second one raises ("_CURRENT_DESERIALIZER is already set").
@@ -38,6 +38,16 @@ def context_getter(module: ModuleType) -> Any:
 def backends_off(module: ModuleType) -> FunctionType:
     """Returns the body of what switches backends off around an export."""
     function: FunctionType = module._ignore_backend_decomps.__wrapped__
+    return function
+
+
+#: What a strict export calls to have Dynamo trace; before torch 2.9 it comes through a call that Dynamo intercepts.
+CAPTURE = "dynamo_graph_capture"
+
+
+def strict_export(module: ModuleType) -> FunctionType:
+    """Returns what has Dynamo trace for a strict export."""
+    function: FunctionType = module._export_to_torch_ir
     return function
 
 

@@ -65,7 +65,7 @@ def pre_dispatch_state(ops: ModuleType) -> FunctionType:
 
 
 def cached_dispatches(ops: ModuleType) -> tuple[FunctionType, FunctionType]:
-    """Returns what makes an operator's cached kernel where there is none, and what gives all operators that have one."""
+    """Returns what makes an operator's cached kernel where there is none, and what gives all operators with one."""
     return ops.OpOverload._get_dispatch, ops.get_cached_ops
 
 
