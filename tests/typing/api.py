@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
-from safecompile import install, is_installed, safe_compile, uninstall, warmup
+import safecompile
+from safecompile import events, install, is_installed, safe_compile, uninstall, warmup
 
 
 def scale(x: Tensor, factor: float = 2.0, *, flip: bool = False) -> Tensor:
@@ -118,3 +119,13 @@ assert_type(install(max_wait_s=None, ranks_may_differ=True), None)
 assert_type(warmup(fast, x, devices=["cpu"])[0].seconds, float)
 assert_type(is_installed(), bool)
 uninstall()
+
+# What shows: records by their types, reports, contexts.
+assert_type(safecompile.report().as_dict(), dict[str, Any])
+with safecompile.record() as recorded, safecompile.timeline("x.json"), safecompile.progress():
+    assert_type(recorded.of(events.Reuse), list[events.Reuse])
+    assert_type(recorded[0], events.Event)
+    assert_type(recorded[1:], list[events.Event])
+assert_type(events.subscribe(print, events.Miss, events.Wait), Callable[[], None])
+with safecompile.watch(provoke=True) as watched:
+    assert_type(watched.findings[0].kind, str)

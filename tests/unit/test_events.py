@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import threading
 import time
@@ -172,6 +173,24 @@ def test_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gated.device, gated.function) == ("cuda:0", "")
     assert gated.seconds > 0.05
     assert recorded.of(events.ForeignTrace)[0].name == "sqrt"
+
+
+def test_threads_that_python_did_not_start() -> None:
+    """A thread without an object of Python's has a name of its number, and gets no object by it."""
+    done = threading.Event()
+
+    def work() -> None:
+        inside.tell(events.Wait, "cpu", inside.place(body.__code__), 1.0, "lock", "")
+        seen.append((threading.get_ident(), threading.get_native_id(), len(threading.enumerate())))
+        done.set()
+
+    seen: list[tuple[int, int, int]] = []
+    before = len(threading.enumerate())
+    with safecompile.record() as recorded:
+        _thread.start_new_thread(work, ())
+        assert done.wait(20)
+    (one,), ((ident, native, count),) = recorded, seen
+    assert (one.thread, one.thread_id, count) == (f"thread {ident}", native, before)
 
 
 def test_nothing_is_told_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Compiles:
                 self.findings.add(
                     "repeated compile",
                     (_told(code),),
-                    f"{_told(code)} was compiled by thread {me!r}, though thread {name!r} had compiled it.",
+                    f"{_told(code)} was compiled by thread {me!r}, though it had been compiled already, by {name!r}.",
                     compiled_by=frame_above(),
                 )
                 break
