@@ -1,4 +1,4 @@
-"""What a thread is told by torch's functions in C, and by Python's about the process: found by their names, and tried."""
+"""What a thread is told by torch's functions in C, and by Python's own: found by their names, and tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKS = re.compile(r"_?(?:get|is|are|has|current|len|peek|maybe)_|.*_(?:enabled|i
 NEVER = re.compile(
     r".*(?:init|cuda|xpu|mps|mtia|hpu|hip|rocm|device_count|initialize|set_|clear|reset|pop|push|enter|exit|new_|next|"
     r"thread_id|memory|backtrace|cpp_stack|trac(?:e|ing_state)|profiler_(?:start|stop)|graph_executor|unsafe|"
-    r"leak|time|random|seed|alloc|nvfuser|upgrade|version_map|_ipu|_xla|lazy|capability|autocast_(?:cpu|gpu)).*",
+    r"leak|complet|cuspy|time|random|seed|alloc|nvfuser|upgrade|version_map|_ipu|_xla|lazy|capability|autocast_(?:cpu|gpu)).*",
     re.IGNORECASE,
 )
 Getter = Callable[[], Any]
@@ -46,10 +46,12 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
     import torch
     from torch.autograd import forward_ad
 
-    names = """are_deterministic_algorithms_enabled get_deterministic_debug_mode get_default_device is_warn_always_enabled
-    compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting jit.is_tracing _dynamo.external_utils.is_compiling
-    _C._get_tracing_state backends.mha.get_fastpath_enabled utils._python_dispatch.is_in_torch_dispatch_mode
-    utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals fx._symbolic_trace.is_fx_symbolic_tracing"""
+    names = """
+    are_deterministic_algorithms_enabled get_deterministic_debug_mode get_default_device is_warn_always_enabled
+    compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting _dynamo.external_utils.is_compiling
+    jit.is_tracing _C._get_tracing_state backends.mha.get_fastpath_enabled fx._symbolic_trace.is_fx_symbolic_tracing
+    utils._python_dispatch.is_in_torch_dispatch_mode
+    utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals"""
     for name in names.split():
         value: Any = torch
         for step in name.split("."):
@@ -74,7 +76,7 @@ def _of_python() -> Iterator[tuple[str, Getter]]:
     yield "sys.getrecursionlimit()", sys.getrecursionlimit
     yield "sys.getswitchinterval()", sys.getswitchinterval
     yield "random.getstate()", lambda: hash(random.getstate())
-    yield "numpy.random.get_state()", lambda: hashlib.md5(np.random.get_state()[1].tobytes()).hexdigest()  # noqa: NPY002
+    yield "numpy.random.get_state()", lambda: hashlib.md5(np.random.get_state()[1].tobytes()).hexdigest()
     yield "numpy.geterr()", lambda: tuple(np.geterr().values())
     yield "os.getcwd()", os.getcwd
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT):

@@ -1,13 +1,15 @@
 """All that a thread can see of this process's Python state: what of it is another than before.
 
 A place has a name: ``module.variable``, ``module.Class.attribute``, ``module.function.__code__``. What hangs deeper is
-named after the way there (``module.variable.attribute``), and from the second container on after its class
+named after the way there (``module.variable.attribute``), in containers and further down after its class
 (``module.Class().attribute``). ``…[]`` is the contents of a container.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import operator
 import re
 import sys
@@ -22,9 +24,9 @@ from .words import COUNT, READABLE, Words, offset_of
 
 #: Modules that are looked at in depth. Of all others only the variables are.
 DEEP = ("torch", "functorch", "torchgen")
-DEEP_OF_PYTHON = frozenset(
-    "builtins contextlib copy copyreg functools gc inspect linecache logging math operator os pickle random sys "
-    "threading types typing warnings weakref".split()
+DEEP_OF_PYTHON = (
+    *("builtins", "contextlib", "copy", "copyreg", "functools", "gc", "inspect", "linecache", "logging", "math"),
+    *("operator", "os", "pickle", "random", "sys", "threading", "types", "typing", "warnings", "weakref"),
 )
 NOT_LOOKED_AT = ("safecompile", "tests", "__main__")
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -32,9 +34,11 @@ SEQUENCES = (list, deque, set)
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 #: Of a module and a class: what Python makes itself.
 NOT_NAMES = frozenset(("__dict__", "__weakref__", "__doc__", "__builtins__", "__warningregistry__"))
+#: What Python notes while something prints itself, or is gone through: ``reprlib`` by thread, ``weakref`` by object.
+NOTES = frozenset(("repr_running", "_iterating", "_pending_removals"))
 DEPTH = 7
-#: Parts of one user's graph: nobody else has them.
-OWNED = ("Node", "Graph", "GraphModule", "GraphModule.__new__.<locals>.GraphModuleImpl")
+#: What belongs to one graph or one trace: nobody else has it.
+OWNED = ("Node", "Graph", "GraphModule", "GraphModule.__new__.<locals>.GraphModuleImpl", "FakeTensorMode", "ShapeEnv")
 ASSIGNMENT = re.compile(r"^(\w+)[ \t]*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 #: A new variable with a number in its name, such as those of Dynamo's, is told with ``N``: the next has another number.
 NUMBERED = re.compile(r"[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}|\d+")
@@ -213,7 +217,9 @@ class Landscape:
         for place in [*self._written(), *self._grown(closely=True)]:
             contents = place.name + "[]" if isinstance(place, Items) or place.contents else ""
             items = place.space.items() if isinstance(place, Names) else enumerate(place.items)
-            self._queue.extend((contents or f"{place.name}.{key}", value, 2) for key, value in list(items))
+            self._queue.extend(
+                (contents or f"{place.name}.{key}", value, 2) for key, value in list(items) if key not in NOT_NAMES
+            )
         self._walk()
         self.renew()
 
@@ -254,7 +260,7 @@ class Landscape:
 
     def _object(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
-        if "[]" in name:
+        if "[]" in name or depth > 3 or kind is logging.Logger:  # of these there is one in each file
             name = f"{kind.__module__}.{kind.__qualname__}()"
         self._queue.append((name, kind, depth + 1))
         for base in kind.__mro__:
@@ -273,7 +279,8 @@ class Landscape:
     def _children(self, name: str, place: Names, depth: int) -> None:
         self.places.append(place)
         for key, value in zip(place.keys, place.values, strict=True):
-            self._queue.append((f"{name}[]" if place.contents else f"{name}.{key}", value, depth + 1))
+            if place.contents or key not in NOTES:
+                self._queue.append((f"{name}[]" if place.contents else f"{name}.{key}", value, depth + 1))
 
     def _class(self, name: str, value: type, depth: int) -> None:
         self.places.append(Names(name, value.__dict__))
@@ -285,13 +292,11 @@ class Landscape:
         if value.__dict__:
             self._children(name, Names(name, value.__dict__), depth)
         for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if id(cell) not in self.seen and _is_deep(value.__module__):
+            if id(cell) not in self.seen and _is_deep(value.__module__) and key not in NOTES:
                 self.seen[id(cell)] = cell
                 self.cells.add(f"{name}.<{key}>", cell)
-                try:
+                with contextlib.suppress(ValueError):  # nothing in it yet
                     self._queue.append((f"{name}.<{key}>", cell.cell_contents, depth + 1))
-                except ValueError:
-                    pass
 
     def _elements(self, name: str, values: Iterable[Any], depth: int) -> None:
         self._queue.extend((f"{name}[]", value, depth + 1) for value in values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -10,25 +12,30 @@ from .looking import Landscape
 
 
 def readers(landscape: Landscape, places: Iterable[str], most: int = 3) -> dict[str, list[str]]:
-    """Returns for each place ``file: function`` of some functions that name it, those of its own module first."""
-    wanted = defaultdict(list)
-    for place in places:
-        wanted[_last(place)].append(place)
-    found: dict[str, list[tuple[bool, str]]] = defaultdict(list)
+    """Returns for each place ``file: function`` of functions that name it: most of its parts, in its own module."""
+    parts = {place: set(_parts(place)) for place in places}
+    by_part = defaultdict(set)
+    for place, names in parts.items():
+        for name in names:
+            by_part[name].add(place)
+    found: dict[str, list[tuple[int, bool, str]]] = defaultdict(list)
     for function in landscape.code.owners:
-        for name in wanted.keys() & set(_names(function.__code__)):
-            for place in wanted[name]:
-                file = function.__code__.co_filename.partition("site-packages/")[2]
-                if file:
-                    near = place.startswith(f"{function.__module__}.")
-                    found[place].append((not near, f"{file}: {function.__qualname__}"))
-    return {place: [text for _, text in sorted(set(found[place]))[:most]] for place in found}
+        file = function.__code__.co_filename.partition("site-packages/")[2]
+        named = by_part.keys() & set(_names(function.__code__)) if file else ()
+        for place in set().union(*(by_part[name] for name in named)):
+            near = place.startswith(f"{function.__module__}.")
+            found[place].append((-len(parts[place] & named), not near, f"{file}: {function.__qualname__}"))
+    return {place: [text for _, _, text in sorted(set(found[place]))[:most]] for place in found}
 
 
-def _last(place: str) -> str:
-    """Returns the name that code has for a place."""
-    name = place.replace("[]", "").removesuffix(".__code__").removesuffix("()").split("(")[0]
-    return name.rpartition(".")[2].strip("<>")
+def _parts(place: str) -> Iterator[str]:
+    """Yields the names that stand after the module's: of the variable or class, and of what hangs on it."""
+    names = place.split(".")
+    length = next((n for n in range(len(names) - 1, 0, -1) if ".".join(names[:n]) in sys.modules), 0)
+    for part in names[length:]:
+        name = re.sub(r"\(.*\)|\[\]|[<>]", "", part)
+        if name not in ("locals", "__code__", "data", "refs", "values", "") and not name.startswith("__safecompile"):
+            yield name
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

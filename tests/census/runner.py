@@ -88,7 +88,8 @@ def told_unclassified(found: dict[str, dict[str, Any]]) -> list[str]:
     """Returns what is in no class: what differs, where the scene was, in which scenes, and who reads it."""
     return [
         f"{place}: {finding['before']} -> {finding['now']}{'' if finding['stays'] else ', and back'}\n"
-        f"    at {finding['at']}\n    in {' '.join(finding['scenes'])}\n    read by {'; '.join(finding['readers']) or '?'}"
+        f"    at {finding['at']}\n    in {' '.join(finding['scenes'])}\n"
+        f"    read by {'; '.join(finding['readers']) or '?'}"
         for place, finding in found.items()
         if class_of(place) is None
     ]

@@ -1,7 +1,7 @@
 """What compiles, traces or transforms, each as a scene: a small program that is looked at in the middle.
 
 A scene is a function that prepares and returns what is run three times. What is compiled is made anew for each run, so
-that each run compiles. ``parks`` stops where operators run on fake tensors: in the passes of Dynamo, AOTAutograd, Inductor.
+that each run compiles. ``parks`` stops where operators run on fake tensors: in passes of Dynamo, AOTAutograd, Inductor.
 """
 
 from __future__ import annotations

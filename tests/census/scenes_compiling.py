@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .parking import Run, here
-from .scenes import anew, batch, model, part_of_torch, parks, scene
+from .scenes import anew, batch, model, parks, part_of_torch, scene
 
 
 def _compiled_model(**options: Any) -> Run:

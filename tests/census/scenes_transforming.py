@@ -81,7 +81,8 @@ def functional_call() -> Run:
     def run() -> None:
         one = model()
         torch.func.functional_call(one, dict(one.named_parameters()), (batch(),))
-        stateless._reparametrize_module(one, {}).__class__
+        with stateless._reparametrize_module(one, {}):
+            here()
         torch.func.stack_module_state([one])
 
     return run
