@@ -8,7 +8,8 @@ from pathlib import Path
 
 import nox
 
-RELEASES: list[str] = nox.project.load_toml("pyproject.toml")["tool"]["safecompile"]["torch"]
+SUPPORTED: dict[str, list[str]] = nox.project.load_toml("pyproject.toml")["tool"]["safecompile"]
+RELEASES = SUPPORTED["torch"]
 FOLDERS = ("tests/unit", "tests/host", "tests/patching")
 # These play torch's part themselves: they say nothing of a release, and the default tests have them.
 NOT_OF_TORCH = "--ignore-glob=tests/unit/test_scheduler*.py"
@@ -24,13 +25,30 @@ nox.options.stop_on_first_error = False
 )
 def tests(session: nox.Session, torch: str) -> None:
     """Runs the tests on one release of torch; arguments after ``--`` go to pytest."""
+    _run_tests(session, torch)
+
+
+@nox.session(tags=["pythons"])
+@nox.parametrize(
+    ("python", "torch"), [nox.param(*pair.split("/"), id=pair.replace("/", "-")) for pair in SUPPORTED["pythons"]]
+)
+def pythons(session: nox.Session, torch: str) -> None:
+    """Runs the tests on another Python, where there is one (Python 3.14 with its GIL, for example)."""
+    _run_tests(session, torch)
+
+
+def _run_tests(session: nox.Session, torch: str) -> None:
     # A constraint in the machine's pip configuration must not choose the torch that is tested.
     session.env["PIP_CONFIG_FILE"] = os.devnull
     try:
         session.install("--no-cache-dir", f"torch=={torch}")
         session.install("--no-cache-dir", "-e", ".[test]")
         session.run("python", "-c", f"import torch; assert torch.__version__.startswith({torch!r}), torch.__version__")
-        report = [f"--junitxml={folder}/{torch}.xml"] if (folder := os.environ.get("JUNIT_FOLDER")) else []
+        report = (
+            [f"--junitxml={folder}/{session.python or ''}-{torch}.xml"]
+            if (folder := os.environ.get("JUNIT_FOLDER"))
+            else []
+        )
         session.run(
             "python", "-m", "pytest", *report, *(session.posargs or (NOT_OF_TORCH, *_folders_with_tests(session)))
         )

@@ -1,7 +1,8 @@
 """Switches of the process that a compile flips under other threads: here each thread has its own.
 
 ``torch.compiler.is_compiling()`` and ``is_exporting()``; the flags of active dispatch modes; error_on_graph_break;
-the metrics context; the active DistributedDataParallel; the callbacks around a compile.
+whether torch's rules skip nothing; the metrics context; the active DistributedDataParallel; the callbacks around a
+compile.
 Autograd's workers need no copy: a trace keeps autograd on its own thread.
 """
 
@@ -21,6 +22,7 @@ from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import state as host
+from .._torch.dynamo import TRACE_RULES
 
 
 class _Local(threading.local):
@@ -77,6 +79,11 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     return thread_local_globals(
         module, (), local, optional=(host.ERROR_ON_GRAPH_BREAK, host.METRICS_CONTEXT), flags=[host.ERROR_ON_GRAPH_BREAK]
     )
+
+
+def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
+    """Returns the patch for the switch that has torch's rules skip nothing; changes nothing."""
+    return thread_local_globals(module, (), local, optional=[host.FORCE_INLINE], flags=[host.FORCE_INLINE])
 
 
 def patches_of_ddp(module: ModuleType) -> list[Patch]:
@@ -207,6 +214,7 @@ PARTS: Final = (
     Part("dispatch modes", host.PYTHON_DISPATCH, patches_of_dispatch_modes),
     Part("dispatch modes", host.OPS, patches_of_ops),
     Part("dynamo", host.DYNAMO_UTILS, patches_of_dynamo_utils),
+    Part("dynamo", TRACE_RULES, patches_of_trace_rules),
     Part("autograd context", host.AUTOGRAD_GRAPH, patches_of_autograd_graph),
     Part("callbacks", host.CALLBACK, patches_of_callback),
     Part("ddp", host.DISTRIBUTED, patches_of_ddp),

@@ -37,6 +37,10 @@ DISPATCH_MODES_OPTIONAL = ("_is_in_any_mode_without_ignore_compile_internals",)
 #: torch._dynamo.error_on_graph_break(), as a context manager: for the whole process (2.9+).
 ERROR_ON_GRAPH_BREAK = "_error_on_graph_break"
 
+#: Whether torch's rules let Dynamo look into all files, as for what higher-order operators call (2.13+): beside such a
+#: trace another thread's first call of a function of torch's own would be compiled.
+FORCE_INLINE = "_force_inline_flag"
+
 #: One MetricsContext for the process, up to torch 2.10: a compile beside another raises "Metric(s) ... have already
 #: been set". Drop when min torch > 2.10.
 METRICS_CONTEXT = "_METRICS_CONTEXT"
@@ -48,7 +52,7 @@ ACTIVE_DDP_MODULE = "_active_ddp_module"
 
 def initial_values() -> dict[str, Any]:
     """Returns what each of the flags above is where nobody compiles, exports or is in a mode."""
-    flags = (*COMPILING, *DISPATCH_MODES, *DISPATCH_MODES_OPTIONAL, ERROR_ON_GRAPH_BREAK)
+    flags = (*COMPILING, *DISPATCH_MODES, *DISPATCH_MODES_OPTIONAL, ERROR_ON_GRAPH_BREAK, FORCE_INLINE)
     return {**dict.fromkeys(flags, False), ACTIVE_DDP_MODULE: None}
 
 

@@ -21,11 +21,14 @@ TWO_PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-nod
 #: What may not be on the screen. Other lines are of the programs' dependencies, with one thread too.
 OURS = ("safecompile", "torch._dynamo", "torch/_dynamo", "recompile_limit", "Traceback", "Error")
 
+#: torch says so of each DistributedDataParallel that is compiled, with one thread too.
+TORCHS_OWN = "torch.autograd.profiler.record_function"
+
 
 def run(name: str, *arguments: str, before: tuple[str, ...] = (), limit_s: float = 500.0) -> list[dict]:
     """Runs an example in processes of its own and returns what each of them told."""
     command = [sys.executable, *before, str(DRIVER), name, *arguments]
-    env = child_environment() | {"OMP_NUM_THREADS": "1"}
+    env = child_environment() | {"OMP_NUM_THREADS": "1", "SAFECOMPILE_WAIT_WARNING_S": "900"}  # a busy machine is slow
     env["PYTHONPATH"] += os.pathsep + str(EXAMPLES)  # so that workers find what a program pickles
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True) as child:
@@ -39,7 +42,7 @@ def run(name: str, *arguments: str, before: tuple[str, ...] = (), limit_s: float
     assert told, out
     for one in told:
         assert one["right"] == one["of"] > 0, out
-        assert one["log"] == []
+        assert [line for line in one["log"] if TORCHS_OWN not in line] == []
     assert not [line for line in err.splitlines() if any(word in line for word in OURS)], err
     return told
 

@@ -186,7 +186,7 @@ def test_a_bad_time_is_one_sentence_and_changes_nothing(timeout_s, inside):
     """install() and uninstall() name the argument and what it should be."""
     safecompile.install() if inside else safecompile.uninstall()
     for command in (safecompile.install, safecompile.uninstall):
-        with pytest.raises((TypeError, ValueError), match="timeout_s must be a number of seconds.*Nothing was changed"):
+        with pytest.raises((TypeError, ValueError), match="timeout_s must be a number of seconds"):
             command(timeout_s=timeout_s)
         assert safecompile.is_installed() is inside
     safecompile.uninstall()
@@ -201,9 +201,8 @@ def test_any_number_is_a_time(timeout_s):
     assert not safecompile.is_installed()
 
 
-WORDS = st.sampled_from(
-    "demo report --threads --device --workload --time-limit --json --side -- -1 0 x nan 1e9 cuda:99 tracing é".split()
-)
+OPTIONS = ["demo", "report", "--threads", "--device", "--workload", "--time-limit", "--json", "--side"]
+WORDS = st.sampled_from([*OPTIONS, "--", "-1", "0", "x", "nan", "1e9", "cuda:99", "tracing", "é"])
 
 
 @FUZZ

@@ -165,6 +165,15 @@ def test_error_on_graph_break_is_its_threads_own(side):
     assert result == [2.0, 2.0] if side == "safe" else isinstance(result, torch._dynamo.exc.Unsupported)
 
 
+def test_torchs_rules_skip_beside_a_trace_that_looks_into_all_files(side):
+    """What a higher-order operator calls is traced wherever it stands: in its own trace."""
+    rules = torch._dynamo.trace_rules
+    if not hasattr(rules, "_force_inline"):
+        pytest.skip("this torch skips by its rules everywhere")
+    _, skipped = beside(inside(rules._force_inline()), lambda _: rules.check(torch._dynamo.reset.__code__))
+    assert skipped == (side == "safe")
+
+
 def test_the_active_ddp_module_of_another_thread_splits_no_graph(side):
     """A compile beside the forward of a DistributedDataParallel in another thread makes one graph."""
     if not torch.distributed.is_available():
