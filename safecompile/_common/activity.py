@@ -34,12 +34,16 @@ class Waiting:
     def is_over(self) -> None:
         """Tells of the wait, which is over now."""
         seconds = monotonic() - self.began
-        if events.listeners and seconds > _SHORTEST_WAIT_S:
+        was_free = self.reason == "lock" and not self.holder_name
+        if events.listeners and seconds > (_GIL_S if was_free else _SHORTEST_WAIT_S):
             events.tell(Wait, self.device, self.place, seconds, self.reason, self.holder_name)
 
 
 #: A wait that is shorter is none: the lock was free.
 _SHORTEST_WAIT_S: Final = 0.0005
+
+#: Seconds that a thread may wait for the GIL while it takes a free lock.
+_GIL_S: Final = 0.1
 
 
 class Compiling:

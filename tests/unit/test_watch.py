@@ -109,6 +109,7 @@ def test_modules_in_a_foreign_tracer() -> None:
     assert (found.kind, found.threads) == ("foreign tracer", ["job-1"])
     assert "Sequential" in found.what
     assert any("test_modules_in_a_foreign_tracer" in line for line in found.stacks["called by"])
+    assert any("beside_a_trace" in line for line in found.stacks["traced by"])
 
 
 def test_traces_that_overlap() -> None:

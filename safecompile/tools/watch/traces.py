@@ -104,11 +104,12 @@ class Traces:
                 original(patcher, cls, name, new_fn, *args, **kwargs)
                 return
             owner, thread = identity.of_this_thread(), threading.current_thread().name
+            traced_by = stack_of(_trace_in(sys._getframe(1)))
 
             @functools.wraps(new_fn)
             def watched(*args: Any, **kwargs: Any) -> Any:
                 if identity.of_this_thread() is not owner:
-                    self._foreign(type(args[0]).__qualname__, name, thread, sys._getframe(1))
+                    self._foreign(type(args[0]).__qualname__, name, thread, traced_by, sys._getframe(1))
                 return new_fn(*args, **kwargs)
 
             original(patcher, cls, name, watched, *args, **kwargs)
@@ -116,13 +117,14 @@ class Traces:
 
         return patch_method
 
-    def _foreign(self, module: str, method: str, tracing: str, frame: FrameType) -> None:
+    def _foreign(self, module: str, method: str, tracing: str, traced_by: Stack, frame: FrameType) -> None:
         me = threading.current_thread().name
         self.findings.add(
             "foreign tracer",
             (module, method, tracing),
-            f"Thread {me!r} used a {module} ({method}), and got into the trace of thread {tracing!r}.",
+            f"Thread {me!r} used a module of class {module} ({method}), and got into the trace of thread {tracing!r}.",
             called_by=frame,
+            traced_by=traced_by,
         )
 
 
