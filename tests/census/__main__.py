@@ -66,8 +66,12 @@ def _summary(result: dict[str, Any]) -> str:
 
 
 def _as_json(head: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{json.dumps(place)}: {json.dumps(' '.join(finding['scenes']))}" for place, finding in found.items()]
+    lines = [f"{json.dumps(place)}: {json.dumps(_few(finding['scenes']))}" for place, finding in found.items()]
     return json.dumps(head, indent=1)[:-2] + ',\n "found": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n"
+
+
+def _few(scenes: list[str]) -> str:
+    return " ".join(scenes) if len(scenes) < 4 else f"{' '.join(scenes[:2])} and {len(scenes) - 2} more"
 
 
 if __name__ == "__main__":

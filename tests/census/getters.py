@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import random
 import re
@@ -47,6 +48,7 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
     from torch.autograd import forward_ad
 
     names = """
+    is_anomaly_enabled is_anomaly_check_nan_enabled
     are_deterministic_algorithms_enabled get_deterministic_debug_mode get_default_device is_warn_always_enabled
     compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting _dynamo.external_utils.is_compiling
     jit.is_tracing _C._get_tracing_state backends.mha.get_fastpath_enabled fx._symbolic_trace.is_fx_symbolic_tracing
@@ -70,6 +72,9 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
 def _of_python() -> Iterator[tuple[str, Getter]]:
     import numpy as np
 
+    yield "math.pow(2, 3)", lambda: math.pow(2, 3)
+    yield "max(names, key=len)", lambda: max(("a", "bb", "c"), key=len)
+    yield "min(names, key=len)", lambda: min(("bb", "a", "cc"), key=len)
     yield "gc.isenabled()", gc.isenabled
     yield "gc.get_threshold()", gc.get_threshold
     yield "gc.get_debug()", gc.get_debug

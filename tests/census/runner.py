@@ -36,18 +36,17 @@ class Runner:
 
     Args:
         stops: how often each scene is parked, about.
-        first: what the process does before the library is installed, as a program.
         plain: without the library.
     """
 
-    def __init__(self, stops: int, first: str = "", *, plain: bool = False) -> None:
+    def __init__(self, stops: int, *, plain: bool = False) -> None:
         self._stops = stops
         self._folder = tempfile.TemporaryDirectory(prefix="census-", ignore_cleanup_errors=True)
         library = "" if plain else "import safecompile.patch_all\n"
         imports = "".join(f"import {name}\n" for name in MODULES)
         self._nursery = Nursery(
             (),
-            f"{first}\n{library}{imports}{PREPARE}",
+            f"{library}{imports}{PREPARE}",
             ("-W", "ignore"),
             ENVIRONMENT | dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"), self._folder.name),
         )
@@ -59,10 +58,16 @@ class Runner:
         self._nursery.close()
         self._folder.cleanup()
 
-    def look(self, scene: str) -> dict[str, Any]:
-        """Returns what was found: ``found``, or ``absent`` or ``failed`` with the reason."""
+    def look(self, scene: str, first: str = "") -> dict[str, Any]:
+        """Returns what was found: ``found``, or ``absent`` or ``failed`` with the reason.
+
+        Args:
+            scene: the name of a scene.
+            first: a program that runs before it, in the same process.
+        """
         path = Path(self._folder.name) / f"{scene}.json"
-        code = f"from tests.census.child import main\nmain({scene!r}, {self._stops}, {str(path)!r})"
+        path.unlink(missing_ok=True)
+        code = f"{first}\nfrom tests.census.child import main\nmain({scene!r}, {self._stops}, {str(path)!r})"
         try:
             done = self._nursery.run(code, timeout_s=550)
         except Hung as error:
