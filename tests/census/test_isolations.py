@@ -51,7 +51,7 @@ MISSED = {
         "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
     ),
 }
-#: What is no variable that another thread could see in the middle of a scene, and the tests that it has.
+#: What is no variable that another thread could see in the middle of a scene. Its tests: docs/thread-safety.md.
 ELSEWHERE = {
     "what a compile puts back at its end": ("random_state", "shared_settings"),
     "seen beside a trace of another thread only": ("flex", "fx.patches_of_symbolic_convert", "fx.patches_of_builder"),
