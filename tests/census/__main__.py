@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .classified import class_of, every_place
-from .runner import Runner, merged, told_unclassified
-from .scenes import all_scenes
+from .runner import Runner, merged, scene_names, told_unclassified
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -23,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     """Runs the scenes, or some of them; or tells which classified places no recorded run has found."""
     parser = argparse.ArgumentParser(prog="python -m tests.census", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="SCENE", choices=all_scenes(), default=list(all_scenes()))
+    parser.add_argument("--only", nargs="+", metavar="SCENE", choices=scene_names(), default=scene_names())
     parser.add_argument("--stops", type=int, default=300, help="how often each scene is parked, about (300)")
     parser.add_argument("--release-results", type=Path, metavar="FILE", help=f"instead of {RESULTS.name}/TORCH.json")
     parser.add_argument("--stale", action="store_true", help="run nothing: tell what is classified and never found")
@@ -66,8 +65,12 @@ def _summary(result: dict[str, Any]) -> str:
 
 
 def _as_json(head: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{json.dumps(place)}: {json.dumps(' '.join(finding['scenes']))}" for place, finding in found.items()]
+    lines = [f"{json.dumps(place)}: {json.dumps(_few(finding['scenes']))}" for place, finding in found.items()]
     return json.dumps(head, indent=1)[:-2] + ',\n "found": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n"
+
+
+def _few(scenes: list[str]) -> str:
+    return " ".join(scenes) if len(scenes) < 4 else f"{' '.join(scenes[:2])} and {len(scenes) - 2} more"
 
 
 if __name__ == "__main__":

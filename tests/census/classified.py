@@ -18,7 +18,7 @@ ISOLATED: Table = {
             "torch/_dynamo/__init__.py: reset"
         ),
         "torch._dynamo.utils._error_on_graph_break": "torch/_dynamo/utils.py: _get_error_on_graph_break",
-        "torch.compiler._is_compiling_flag": "torch/compiler/__init__.py: _compile_session_context",
+        "torch.compiler._is_compiling_flag": "torch/compiler/__init__.py: is_compiling",
         "torch.compiler._is_exporting_flag": "torch/compiler/__init__.py: is_exporting",
         "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": (
             "torch/utils/_python_dispatch.py: TorchDispatchMode.__enter__"
@@ -31,7 +31,7 @@ ISOLATED: Table = {
         ),
     },
     "_isolation/stances.py": {
-        "torch._dynamo.eval_frame._stance": "torch/_dynamo/eval_frame.py: _TorchDynamoContext.__call__",
+        "torch._dynamo.eval_frame._stance": "torch/_dynamo/eval_frame.py: _callback_from_stance",
     },
     "_isolation/fx.py": {
         "torch.fx._symbolic_trace.__safecompile_is_fx_tracing_flag_anywhere__": (
@@ -48,6 +48,11 @@ ISOLATED: Table = {
             "torch/nn/modules/module.py: Module._wrapped_call_impl"
         ),
     },
+    "_isolation/scoped_settings.py": {
+        "torch.utils._config_module._ConfigEntry.user_override": (
+            "torch/utils/_config_module.py: ConfigModule.__getattr__"
+        ),
+    },
 }
 
 #: Nobody is led astray by it: why.
@@ -59,6 +64,11 @@ HARMLESS: Table = {
         "threading._active[]": "Python: threading.enumerate, shutdown",
         "threading._dangling.data[]": "Python: threading.enumerate, shutdown",
         "weakref.finalize._registry[]": "Python: weakref.finalize._exitfunc",
+    },
+    "Guarded by a lock and a count of its own; for a while the collector runs less often.": {
+        "gc.get_threshold()": "Python: the collector",
+        "torch._dynamo.utils._gc_threshold_depth": "torch/_dynamo/utils.py: deferred_full_gc",
+        "torch._dynamo.utils._gc_threshold_saved": "torch/_dynamo/utils.py: deferred_full_gc",
     },
     "What logs and dumps for debugging show.": {
         "logging.Logger().handlers[]": "Python: logging.Logger.isEnabledFor, callHandlers",
@@ -110,13 +120,16 @@ HARMLESS: Table = {
         "torch._logging._internal.LOG_TRACE_HANDLER.formatter": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal.handlers.data[]": "torch/_logging/_internal.py: _clear_handlers",
         "torch._logging._internal.log_state.log_qname_to_level[]": "torch/_logging/_internal.py: LogState.clear",
+        "torch._logging._internal.structured_logging_overhead[]": (
+            "torch/_logging/_internal.py: add_structured_logging_overhead"
+        ),
         "torch.fx.experimental.recording.NEST": "torch/fx/experimental/recording.py: record_shapeenv_event",
         "torch.fx.graph.CodeGen._sym_repr": "torch/fx/graph.py: CodeGen._gen_python_code",
         "torch.jit._script._TOPLEVEL": "torch/jit/_script.py: script",
     },
     "What the scene asks of torch for the whole process; torch documents it so.": {
         "torch.Storage": "torch/multiprocessing/reductions.py: StorageWeakRef.__init__",
-        "torch._C._get_cublas_allow_tf32()": "torch/_dynamo/graph_region_tracker.py: get_global_state_key",
+        "torch._C._get_cublas_allow_tf32()": "torch/backends/cuda/__init__.py: cuBLASModule.__getattr__",
         "torch._C._get_cudnn_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
         "torch._C._get_deterministic_algorithms()": "torch/__init__.py: are_deterministic_algorithms_enabled",
         "torch._C._get_flash_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
@@ -137,13 +150,13 @@ HARMLESS: Table = {
     },
     "Made once, at its first use, or made anew and equal.": {
         "torch._decomp.decompositions_for_rng.PhiloxStateTracker.bwd_state": (
-            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.get_updated_bwd_offset"
+            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.__enter__"
         ),
         "torch._decomp.decompositions_for_rng.PhiloxStateTracker.fwd_state": (
-            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.get_updated_fwd_offset"
+            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.__enter__"
         ),
         "torch._decomp.decompositions_for_rng.PhiloxStateTracker.running_state": (
-            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.advance_offset"
+            "torch/_decomp/decompositions_for_rng.py: PhiloxStateTracker.__enter__"
         ),
         "torch._dynamo.variables.functions.FunctionSpec().kwdefaults": (
             "torch/_dynamo/variables/functions.py: FunctionSpec.update_defaults"
@@ -182,7 +195,7 @@ HARMLESS: Table = {
         "torch._dynamo.mutation_guard.GenerationTracker.generation_values.values[]": (
             "torch/_dynamo/mutation_guard.py: is_dynamic_nn_module"
         ),
-        "torch._dynamo.pgo._CODE_STATE[]": "torch/_dynamo/pgo.py: get_code_state",
+        "torch._dynamo.pgo._CODE_STATE[]": "torch/_dynamo/pgo.py: add_extra_remote_code_state",
         "torch._dynamo.resume_execution.ContinueExecutionCache.generated_code_metadata.refs[]": (
             "torch/_dynamo/resume_execution.py: ContinueExecutionCache.lookup"
         ),
@@ -191,6 +204,7 @@ HARMLESS: Table = {
         ),
         "torch._dynamo.utils.CleanupManager.instance.refs[]": "torch/_dynamo/utils.py: CleanupManager._remove_id",
         "torch._dynamo.utils.CleanupManager.instance.values[]": "torch/_dynamo/utils.py: CleanupManager._remove_id",
+        "torch._dynamo.utils._cleanup_owners[]": "torch/_dynamo/utils.py: CleanupHook.__call__",
         "torch._dynamo.utils.graph_break_reasons[]": "torch/_dynamo/__init__.py: reset",
         "torch._dynamo.utils.guard_failures[]": "torch/_dynamo/utils.py: CompileProfiler.report",
         "torch._dynamo.utils.orig_code_map.refs[]": "torch/_dynamo/eval_frame.py: _debug_get_cache_entry_list",
@@ -211,6 +225,7 @@ HARMLESS: Table = {
             "torch/_dynamo/mutation_guard.py: is_dynamic_nn_module"
         ),
         "torch._dynamo.utils.CleanupManager.count": "torch/_dynamo/utils.py: CleanupHook.__call__",
+        "torch._dynamo.utils.counters[]": "torch/_dynamo/utils.py: CompileProfiler, statistics",
         "torch._dynamo.utils.counters[][]": "torch/_dynamo/utils.py: CompileProfiler, statistics",
         "torch._dynamo.utils.curr_frame": "torch/_dynamo/utils.py: increment_frame",
         "torch._dynamo.utils.op_count": "torch/_dynamo/utils.py: increment_op_count",
@@ -249,8 +264,32 @@ HARMLESS: Table = {
             "torch/_dynamo/convert_frame.py: ConvertFrameAssert.__call__"
         ),
         "torch._dynamo.guards._CLOSURE_VARS[]": "torch/_dynamo/guards.py: _get_closure_vars",
+        "torch._dynamo.variables.ctx_manager.DualLevelContextManager._guards_singleton.code_list": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.create"
+        ),
+        "torch._dynamo.variables.ctx_manager.DualLevelContextManager._guards_singleton.guard_types": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.create"
+        ),
+        "torch._dynamo.variables.ctx_manager.GradIncrementNestingCtxManagerVariable._guards_singleton.code_list": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
+        "torch._dynamo.variables.ctx_manager.GradIncrementNestingCtxManagerVariable._guards_singleton.guard_types": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
+        "torch._dynamo.variables.ctx_manager.JvpIncrementNestingCtxManagerVariable._guards_singleton.code_list": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
+        "torch._dynamo.variables.ctx_manager.JvpIncrementNestingCtxManagerVariable._guards_singleton.guard_types": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
+        "torch._dynamo.variables.ctx_manager.VmapIncrementNestingCtxManagerVariable._guards_singleton.code_list": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
+        "torch._dynamo.variables.ctx_manager.VmapIncrementNestingCtxManagerVariable._guards_singleton.guard_types": (
+            "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.enter"
+        ),
         "torch._dynamo.variables.torch_function.torch_function_mode_stack_state_mgr.stack": (
-            "torch/_dynamo/aot_compile.py: aot_compile_fullgraph"
+            "torch/_dynamo/variables/torch_function.py: TorchFunctionModeStackStateManager.__enter__"
         ),
     },
     "Dynamo's own names, in the variables of the module whose code it compiles: each is new.": {
@@ -277,13 +316,13 @@ HARMLESS: Table = {
     "Dynamo's lists of what it has compiled, made anew by a reset.": {
         "torch._dynamo.pgo._CODE_STATE": "torch/_dynamo/pgo.py: get_code_state",
         "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.constant_args": (
-            "torch/_higher_order_ops/triton_kernel_wrap.py: KernelSideTable.add_constant_args"
+            "torch/_dynamo/aot_compile_types.py: BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts"
         ),
         "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.id_to_kernel": (
-            "torch/_higher_order_ops/triton_kernel_wrap.py: KernelSideTable.add_kernel"
+            "torch/_dynamo/aot_compile_types.py: BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts"
         ),
         "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.kernel_to_id": (
-            "torch/_higher_order_ops/triton_kernel_wrap.py: KernelSideTable.add_kernel"
+            "torch/_dynamo/aot_compile_types.py: BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts"
         ),
         "torch._higher_order_ops.wrap.inductor_code_side_table.id_to_callable": (
             "torch/_higher_order_ops/wrap.py: InductorCodeSideTable.__getstate__"
@@ -297,7 +336,8 @@ HARMLESS: Table = {
             "torch/_dynamo/resume_execution.py: ContinueExecutionCache.lookup"
         ),
         "torch._dynamo.variables.functions._spec_cache.data[]": "torch/_dynamo/variables/functions.py: _get_spec",
-        "torch._ops.OpOverload()._dispatch_cache[]": "torch/_ops.py: OpOverloadPacket.__getattr__",
+        "torch._ops.OpOverload()._dispatch_cache[]": "torch/_ops.py: HigherOrderOperator.dispatch",
+        "torch._ops.TorchBindOpOverload()._dispatch_cache[]": "torch/_ops.py: OpOverload._get_dispatch",
         "torch._subclasses.fake_tensor.FakeTensorMode.cache[]": (
             "torch/_subclasses/fake_tensor.py: FakeTensorMode._cached_dispatch_impl"
         ),
@@ -314,16 +354,16 @@ HARMLESS: Table = {
             "torch/compiler/_cache.py: CacheArtifactManager.clear"
         ),
         "torch.fx.experimental.symbolic_shapes.ShapeEnv._find.<prior_version>": (
-            "torch/fx/experimental/symbolic_shapes.py: ShapeEnv._find"
+            "torch/fx/experimental/recording.py: ShapeEnv._constrain_is_bounded"
         ),
         "torch.fx.experimental.symbolic_shapes.ShapeEnv._maybe_evaluate_static.<prior_version>": (
-            "torch/fx/experimental/symbolic_shapes.py: ShapeEnv._find"
+            "torch/fx/experimental/recording.py: ShapeEnv._constrain_is_bounded"
         ),
         "torch.fx.experimental.symbolic_shapes.ShapeEnv.replace.<prior_version>": (
-            "torch/fx/experimental/symbolic_shapes.py: ShapeEnv._find"
+            "torch/__init__.py: _TorchCompileInductorWrapper.apply_options"
         ),
         "torch.fx.experimental.symbolic_shapes.ShapeEnv.simplify.<prior_version>": (
-            "torch/fx/experimental/symbolic_shapes.py: ShapeEnv._find"
+            "torch/fx/experimental/recording.py: ShapeEnv._constrain_is_bounded"
         ),
         "torch.nn.utils.parametrize._cache": "torch/nn/utils/parametrize.py: _inject_property",
         "torch.nn.utils.parametrize._cache[]": "torch/nn/utils/parametrize.py: _inject_property",
@@ -374,6 +414,7 @@ TO_BE_ISOLATED: Table = {
         "builtins.max": "torch/__init__.py: sym_max",
         "builtins.min": "torch/__init__.py: sym_min",
         "math.pow": "torch/_decomp/decompositions.py: _euclidean_dist",
+        "math.pow(2, 3)": "Python: math.pow",
         "torch._C._get_cudnn_enabled()": "aten/src/ATen/native/Convolution.cpp: use_cudnn",
         "torch._C._get_mkldnn_enabled()": "aten/src/ATen/native/Convolution.cpp: use_mkldnn",
         "torch._C._get_nnpack_enabled()": "aten/src/ATen/native/Convolution.cpp: use_nnpack",
@@ -386,6 +427,8 @@ TO_BE_ISOLATED: Table = {
         "torch._ops.OpOverload()._overloadpacket.vec.py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
         "torch._ops.OpOverload().py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
         "torch._ops.OpOverloadPacket().default.py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
+        "torch._ops.OpOverloadPacket().dim_DimnameList.py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
+        "torch._ops.OpOverloadPacket().dimname.py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
         "torch._ops.TorchBindOpOverload().py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
         "torch._subclasses.fake_impls.op_implementations_dict[]": (
             "torch/_subclasses/fake_impls.py: _deregister_op_impl"
@@ -401,6 +444,9 @@ TO_BE_ISOLATED: Table = {
         "torch.nn.modules.module._global_buffer_registration_hooks[]": (
             "torch/nn/modules/module.py: Module.register_buffer"
         ),
+        "torch.utils._config_module._ConfigEntry().user_override": (
+            "torch/utils/_config_module.py: ConfigModule.__getattr__"
+        ),
     },
     "compiles": {
         "torch._C.is_anomaly_check_nan_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
@@ -408,6 +454,11 @@ TO_BE_ISOLATED: Table = {
         "torch._dynamo.trace_rules._force_inline_flag": "torch/_dynamo/trace_rules.py: check_verbose",
         "torch._library.fake_impl.global_ctx_getter": "torch/library.py: get_ctx",
         "torch.cuda.set_rng_state": "torch/_dynamo/testing.py: reset_rng_state",
+        "torch.fx.experimental.proxy_tensor.ORIGINAL_ATEN": (
+            "torch/fx/experimental/proxy_tensor.py: set_original_aten_op"
+        ),
+        "torch.is_anomaly_check_nan_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
+        "torch.is_anomaly_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
         "warnings.filters": "Python: warnings.warn",
         "warnings.showwarning": "Python: warnings.warn",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import random
 import re
@@ -47,9 +48,11 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
     from torch.autograd import forward_ad
 
     names = """
+    is_anomaly_enabled is_anomaly_check_nan_enabled
     are_deterministic_algorithms_enabled get_deterministic_debug_mode get_default_device is_warn_always_enabled
-    compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting _dynamo.external_utils.is_compiling
-    jit.is_tracing _C._get_tracing_state backends.mha.get_fastpath_enabled fx._symbolic_trace.is_fx_symbolic_tracing
+    compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting _dynamo.utils._get_error_on_graph_break
+    _dynamo.external_utils.is_compiling jit.is_tracing _C._get_tracing_state backends.mha.get_fastpath_enabled
+    fx._symbolic_trace.is_fx_symbolic_tracing
     utils._python_dispatch.is_in_torch_dispatch_mode
     utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals"""
     for name in names.split():
@@ -59,6 +62,7 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
         if callable(value) and not isinstance(value, type):
             yield f"torch.{name}()", value
     yield "torch.get_rng_state()", lambda: hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest()
+    yield "torch._dynamo.eval_frame._stance.stance", lambda: torch._dynamo.eval_frame._stance.stance
     yield "torch.autograd.forward_ad._current_level", lambda: forward_ad._current_level
     for device in ("cpu", "cuda"):
         yield f"torch.is_autocast_enabled({device!r})", lambda device=device: torch.is_autocast_enabled(device)
@@ -70,6 +74,9 @@ def _of_torch_in_python() -> Iterator[tuple[str, Getter]]:
 def _of_python() -> Iterator[tuple[str, Getter]]:
     import numpy as np
 
+    yield "math.pow(2, 3)", lambda: math.pow(2, 3)
+    yield "max(names, key=len)", lambda: max(("a", "bb", "c"), key=len)
+    yield "min(names, key=len)", lambda: min(("bb", "a", "cc"), key=len)
     yield "gc.isenabled()", gc.isenabled
     yield "gc.get_threshold()", gc.get_threshold
     yield "gc.get_debug()", gc.get_debug

@@ -71,7 +71,7 @@ def same(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, SIMPLE) or type(a) in (types.MethodType, types.BuiltinMethodType):
+    if type(a) in (*SIMPLE, types.MethodType, types.BuiltinMethodType):
         return bool(a == b) or repr(a) == repr(b)
     if type(a) is functools.partial:
         return same((a.func, a.args), (b.func, b.args)) and a.keywords == b.keywords
@@ -81,13 +81,14 @@ def same(a: Any, b: Any) -> bool:
 
 
 def told(value: Any) -> str:
-    """Returns a value in a few words."""
-    if isinstance(value, SIMPLE) or value is Ellipsis:
+    """Returns a value in a few words; calls nothing of it."""
+    kind = type(value)
+    if kind in SIMPLE or value is ...:
         return repr(value)[:60]
-    if isinstance(value, type | types.FunctionType):
+    if issubclass(kind, type) or kind is types.FunctionType:
         return f"{value.__module__}.{value.__qualname__}"
-    length = f" of {len(value)}" if type(value) in (dict, list, set, tuple) else ""
-    return f"{type(value).__module__}.{type(value).__qualname__}{length}"
+    length = f" of {len(value)}" if kind in (dict, list, set, tuple) else ""
+    return f"{kind.__module__}.{kind.__qualname__}{length}"
 
 
 class Names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,8 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
 }
+PARTS = ("compiling", "exporting", "transforming", "blocks")
+SCENE = re.compile(r"^@scene\((.*)\)\ndef (\w+)", re.MULTILINE)
 PREPARE = """
 import gc, warnings
 warnings.simplefilter("ignore")
@@ -31,23 +34,28 @@ gc.freeze()
 """
 
 
+def scene_names(*, quick: bool = False) -> list[str]:
+    """Returns the names of all scenes, or of those in the run for CI; imports nothing of torch."""
+    texts = [(Path(__file__).parent / f"scenes_{part}.py").read_text() for part in PARTS]
+    return [name for text in texts for options, name in SCENE.findall(text) if not quick or "quick=True" in options]
+
+
 class Runner:
     """Runs scenes with the library.
 
     Args:
         stops: how often each scene is parked, about.
-        first: what the process does before the library is installed, as a program.
         plain: without the library.
     """
 
-    def __init__(self, stops: int, first: str = "", *, plain: bool = False) -> None:
+    def __init__(self, stops: int, *, plain: bool = False) -> None:
         self._stops = stops
         self._folder = tempfile.TemporaryDirectory(prefix="census-", ignore_cleanup_errors=True)
         library = "" if plain else "import safecompile.patch_all\n"
         imports = "".join(f"import {name}\n" for name in MODULES)
         self._nursery = Nursery(
             (),
-            f"{first}\n{library}{imports}{PREPARE}",
+            f"{library}{imports}{PREPARE}",
             ("-W", "ignore"),
             ENVIRONMENT | dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"), self._folder.name),
         )
@@ -59,10 +67,16 @@ class Runner:
         self._nursery.close()
         self._folder.cleanup()
 
-    def look(self, scene: str) -> dict[str, Any]:
-        """Returns what was found: ``found``, or ``absent`` or ``failed`` with the reason."""
+    def look(self, scene: str, first: str = "") -> dict[str, Any]:
+        """Returns what was found: ``found``, or ``absent`` or ``failed`` with the reason.
+
+        Args:
+            scene: the name of a scene.
+            first: a program that runs before it, in the same process.
+        """
         path = Path(self._folder.name) / f"{scene}.json"
-        code = f"from tests.census.child import main\nmain({scene!r}, {self._stops}, {str(path)!r})"
+        path.unlink(missing_ok=True)
+        code = f"{first}\nfrom tests.census.child import main\nmain({scene!r}, {self._stops}, {str(path)!r})"
         try:
             done = self._nursery.run(code, timeout_s=550)
         except Hung as error:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .parking import Run, here
+from .runner import PARTS
 
 
 class Absent(Exception):
@@ -25,11 +26,10 @@ class Absent(Exception):
 
 
 class Scene(NamedTuple):
-    """A scene. ``quick``: part of the run for CI. ``warm``: runs before the one that is looked at."""
+    """A scene. ``warm``: runs before the one that is looked at. ``limit_s``: for each of them."""
 
     name: str
     prepare: Callable[[], Run]
-    quick: bool
     warm: int
     limit_s: float
 
@@ -40,10 +40,10 @@ SCENES: dict[str, Scene] = {}
 def scene(
     *, quick: bool = False, warm: int = 2, limit_s: float = 100.0
 ) -> Callable[[Callable[[], Run]], Callable[[], Run]]:
-    """Adds a function to the table of scenes."""
+    """Adds a function to the table of scenes; ``quick``: to the run for CI, too (:func:`.runner.scene_names`)."""
 
     def add(prepare: Callable[[], Run]) -> Callable[[], Run]:
-        SCENES[prepare.__name__] = Scene(prepare.__name__, prepare, quick, warm, limit_s)
+        SCENES[prepare.__name__] = Scene(prepare.__name__, prepare, warm, limit_s)
         return prepare
 
     return add
@@ -51,7 +51,7 @@ def scene(
 
 def all_scenes() -> dict[str, Scene]:
     """Returns the table."""
-    for part in ("compiling", "exporting", "transforming", "blocks"):
+    for part in PARTS:
         importlib.import_module(f"{__package__}.scenes_{part}")
     return SCENES
 

@@ -210,6 +210,17 @@ def fx_metadata() -> Run:
 
 
 @scene()
+def lazy_graph_modules() -> Run:
+    lazily = part_of_torch("torch.fx._lazy_graph_module", "_use_lazy_graph_module")
+
+    def run() -> None:
+        with lazily(True):
+            make_fx(lambda x: parks(x) + 1)(batch())(batch())
+
+    return run
+
+
+@scene()
 def jit_trace() -> Run:
     return lambda: _quiet(lambda: torch.jit.trace(lambda x: torch.relu(parks(x)) + 1, (batch(),)))
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .runner import Runner, told_unclassified
-from .scenes import all_scenes
+from .runner import Runner, scene_names, told_unclassified
 
 pytestmark = [pytest.mark.census, pytest.mark.timeout(500)]
 
@@ -18,7 +17,7 @@ def runner() -> Iterator[Runner]:
         yield made
 
 
-@pytest.mark.parametrize("scene", [name for name, scene in all_scenes().items() if scene.quick])
+@pytest.mark.parametrize("scene", scene_names(quick=True))
 def test_what_another_thread_sees_is_classified(runner: Runner, scene: str) -> None:
     """In the middle of a scene nothing differs but what is isolated behind its name, harmless or a known issue."""
     result = runner.look(scene)
