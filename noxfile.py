@@ -17,6 +17,7 @@ NOT_OF_TORCH = "--ignore-glob=tests/unit/test_scheduler*.py"
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["tests"]
 nox.options.stop_on_first_error = False
+nox.options.error_on_missing_interpreters = False
 
 
 @nox.session
@@ -44,11 +45,8 @@ def _run_tests(session: nox.Session, torch: str) -> None:
         session.install("--no-cache-dir", f"torch=={torch}")
         session.install("--no-cache-dir", "-e", ".[test]")
         session.run("python", "-c", f"import torch; assert torch.__version__.startswith({torch!r}), torch.__version__")
-        report = (
-            [f"--junitxml={folder}/{session.python or ''}-{torch}.xml"]
-            if (folder := os.environ.get("JUNIT_FOLDER"))
-            else []
-        )
+        name = f"{session.python or ''}-{torch}.xml"
+        report = [f"--junitxml={folder}/{name}"] if (folder := os.environ.get("JUNIT_FOLDER")) else []
         session.run(
             "python", "-m", "pytest", *report, *(session.posargs or (NOT_OF_TORCH, *_folders_with_tests(session)))
         )
