@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ._common import anonymous, environment, environment_line, main, percentile, result_path, run_child, say, write_json
+from ._common import begin, main, parsed, percentile, run_child, say, told, write_json
 from ._variants import compiler_of, wrapped
 
 VARIANTS = ("eager", "plain", "rlock in every call", "safe", "safe, max_wait_s=1", "safe, max_wait_s=0")
@@ -82,7 +82,7 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
                     out = serve(inputs[turn % len(inputs)])
                 torch.testing.assert_close(out, expected[turn % len(inputs)])
             except Exception as error:  # noqa: BLE001 - counted, whatever it is
-                errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:160]}"))
+                errors.append(told(error))
             answers[index].append((asked - began, (time.perf_counter() - asked) * 1e3))
             time.sleep(PAUSE_S)
 
@@ -180,10 +180,8 @@ def _one_round(way: str, threads: int, scale: float) -> dict[str, float]:
 
 def run(arguments: argparse.Namespace) -> Path:
     """Serves in each way, one after the other; returns the file of the results."""
-    env = environment()
-    say(environment_line(env))
-    out = Path(arguments.out) if arguments.out else result_path("serving", env)
-    data: dict[str, Any] = {"benchmark": "serving", "environment": env, "threads": arguments.threads, "table": []}
+    head, out = begin("serving", arguments)
+    data: dict[str, Any] = {**head, "threads": arguments.threads, "table": []}
     if arguments.note:
         data["note"] = arguments.note
     for variant in [*arguments.variants.split("|"), "beside"]:
@@ -200,14 +198,15 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for which each way serves")
-    parser.add_argument("--rounds", type=int, default=5, help="of the comparison beside a compile")
-    parser.add_argument("--variants", default="|".join(VARIANTS), help="divided by |")
-    parser.add_argument("--note", help="for the result: what else the machine did")
-    parser.add_argument("--out")
-    return parser.parse_args(given)
+    return parsed(
+        __doc__,
+        given,
+        threads=(32, "threads"),
+        seconds=(30.0, "seconds for which each way serves"),
+        rounds=(5, "rounds of the comparison beside a compile"),
+        variants=("|".join(VARIANTS), "ways to serve, divided by |"),
+        note=("", "for the result: what else the machine did"),
+    )
 
 
 if __name__ == "__main__":
