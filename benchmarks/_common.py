@@ -18,20 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def parsed(doc: str | None, given: list[str] | None, **options: tuple[Any, str]) -> argparse.Namespace:
-    """Parses a command line: an option for each keyword, with its default and its help, and ``--out``."""
+def parsed(doc: str | None, given: list[str] | None, **options: Any) -> argparse.Namespace:
+    """Parses a command line: an option for each keyword, with its default, and ``--out``; ``doc`` explains them."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, (default, said) in {**options, "out": (None, "the JSON file; default: in benchmarks/results")}.items():
-        kind = str if default is None else type(default)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=f"{said} ({default})")
+    for name, default in {**options, "out": ""}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=repr(default))
     return parser.parse_args(given)
 
 
@@ -152,12 +149,10 @@ def percentile(values: Sequence[float], p: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def bootstrap(
-    values: Sequence[T], statistic: Callable[[Sequence[T]], float] = median, *, draws: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Returns the 95 % interval of ``statistic`` by resampling ``values``."""
-    rng = random.Random(seed)
-    drawn = [statistic(rng.choices(values, k=len(values))) for _ in range(draws)]
+def bootstrap(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float]:
+    """Returns the 95 % interval of the median by resampling ``values``."""
+    rng = random.Random(0)
+    drawn = [median(rng.choices(values, k=len(values))) for _ in range(draws)]
     return percentile(drawn, 2.5), percentile(drawn, 97.5)
 
 

@@ -64,31 +64,20 @@ def counted(module: str, settings: dict[str, Any], *, time_limit_s: float = 900.
     with fresh_caches() as env, tempfile.TemporaryDirectory(prefix="bench-") as folder:
         counts = Path(folder, "counts")
         command = [*VALGRIND, f"--callgrind-out-file={counts}", sys.executable, "-m", module, json.dumps(settings)]
-        child = subprocess.run(
-            command,
-            env={**env, "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=time_limit_s,
-            check=False,
-        )
+        where = {"env": {**env, "OMP_NUM_THREADS": "1"}, "cwd": ROOT, "timeout": time_limit_s, "errors": "replace"}
+        child = subprocess.run(command, capture_output=True, check=False, **where)  # type: ignore[call-overload]
         lines = [line for line in child.stdout.splitlines() if line.startswith("[")]
         if child.returncode != 0 or not lines:
             raise RuntimeError(anonymous(child.stderr[-2000:]))
         files = sorted(Path(folder).glob("counts.*"), key=lambda file: int(file.suffix[1:]))
-        return json.loads(lines[-1]), [_total(file) for file in files]
+        return json.loads(lines[-1]), [
+            int(re.findall(r"^(?:totals|summary): (\d+)", file.read_text(), re.MULTILINE)[0]) for file in files
+        ]
 
 
 def switch_on() -> None:
     """Has callgrind look from here on: only then can it count."""
     subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=True, capture_output=True)
-
-
-def _total(file: Path) -> int:
-    found = re.search(r"^(?:totals|summary): (\d+)", file.read_text(), re.MULTILINE)
-    return int(found.group(1)) if found else 0
 
 
 def _child(settings: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """What a warm call costs: its instructions, and its time in interleaved blocks in one process.
 
 Two functions: the smallest one (backend ``eager``: the call is all there is), and a module with flex_attention and a
-block mask. One thread and eight. ``python -m benchmarks.call_overhead --blocks 200``
+block mask. One thread and eight. ``--blocks`` timed blocks of each variant, ``--samples`` of the count of instructions
+(0 leaves it out), ``--time-limit`` seconds for a function. ``python -m benchmarks.call_overhead --blocks 200``
 """
 
 from __future__ import annotations
@@ -150,14 +151,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        blocks=(200, "timed blocks of each variant"),
-        samples=(25, "samples of the count of instructions; 0 leaves it out"),
-        functions=("function,module", "what is called"),
-        time_limit=(1800.0, "seconds for one function"),
-    )
+    return parsed(__doc__, given, blocks=200, samples=25, functions="function,module", time_limit=1800.0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Variants: one thread alone (``alone``), plain torch, the locks that people write, safe_compile, and a warm-up on the
 main thread (``warmup``). Backends: eager, aot_eager, inductor, and ``staged``, which sleeps and so shows the waits
-without the noise of a busy machine.
+without the noise of a busy machine (``--staged-s``). ``--runs`` processes for each, ``--time-limit`` seconds.
 
     python -m benchmarks.cold_start --threads 32 --shapes 6 --backends staged       # the README's picture
 """
@@ -150,17 +150,8 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        threads=("8,32", "numbers of threads"),
-        shapes=("1,6", "numbers of shapes"),
-        backends=("staged,eager,aot_eager,inductor", "backends"),
-        variants=(",".join(VARIANTS), "variants"),
-        runs=(3, "processes of each configuration"),
-        staged_s=(5.0, "how long a compile of the staged backend takes"),
-        time_limit=(300.0, "seconds for one run"),
-    )
+    some = {"threads": "8,32", "shapes": "1,6", "backends": "staged,eager,aot_eager,inductor"}
+    return parsed(__doc__, given, **some, variants=",".join(VARIANTS), runs=3, staged_s=5.0, time_limit=300.0)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 One thread calls a function that is compiled, all the time, for the seconds of each scene; in the scenes other
 threads do nothing (``quiet``), compile the same function for new shapes (``same function``), compile other functions
 (``other functions``), make symbolic traces (``traces``) or call ``torch.compiler.reset()`` every 100 ms (``resets``:
-the warm thread compiles again after each). Each scene and variant has a process of its own; one that crashes says so.
+the warm thread compiles again after each). Each scene and variant has a process of its own, for ``--seconds``; one that
+crashes says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ._common import begin, held, main, parsed, percentile, run_child, say, told, write_json
+from ._variants import Call, compiler_of, wrapped
+from .cold_start import Recorder
 
 SCENES = ("quiet", "same function", "other functions", "traces", "resets")
 VARIANTS = ("plain", "safe", "rlock in every call")
@@ -27,8 +31,6 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from ._functions import smallest
-    from ._variants import compiler_of, wrapped
-    from .cold_start import Recorder
 
     torch.set_num_threads(1)
     compile_ = compiler_of(settings["variant"])
@@ -42,20 +44,17 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
 
     def noise(number: int) -> None:
         make = _noise(settings["scene"], fn, compile_, backend, settings["variant"])
-        count = 0
-        while time.perf_counter() < end:
+        for count in itertools.count(number * 1000):
+            if time.perf_counter() >= end:
+                return
             try:
-                if not make(number * 1000 + count):
-                    return
+                make(count)
                 done.append(None)
             except Exception as error:  # noqa: BLE001 - counted, whatever it is
                 errors.append(told(error))
-            count += 1
 
-    quiet = settings["scene"] == "quiet"
-    team = [threading.Thread(target=noise, args=(n,), daemon=True) for n in range(0 if quiet else 2)]
-    for thread in team:
-        thread.start()
+    for number in range(0 if settings["scene"] == "quiet" else 2):
+        threading.Thread(target=noise, args=(number,), daemon=True).start()
     latencies, failed = [], 0
     while time.perf_counter() < end:
         began = time.perf_counter()
@@ -78,37 +77,30 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _noise(
-    scene: str, fn: Callable[..., Any], compile_: Callable[..., Any], backend: Any, variant: str
-) -> Callable[[int], bool]:
-    """Returns what the other threads do, again and again; it says whether it has more to do."""
+def _noise(scene: str, fn: Call, compile_: Call, backend: Any, variant: str) -> Callable[[int], None]:
+    """Returns what the other threads do, again and again."""
     import torch
 
-    from ._variants import wrapped
-
-    def same_function(number: int) -> bool:
+    def same_function(number: int) -> None:
         if number % 1000 >= 3:  # two threads, three shapes each: the limit of versions per function is eight
-            return False
+            sys.exit()
         fn(torch.randn(10 + number % 1000 + number // 1000 * 3))
-        return True
 
-    def other_functions(number: int) -> bool:
+    def other_functions(number: int) -> None:
         space: dict[str, Any] = {}
         exec(f"def other_{number}(x): return x * {number}.5 + 1", space)
         wrapped(variant, compile_(space[f"other_{number}"], backend=backend))(torch.randn(4))
-        return True
 
-    def traces(_: int) -> bool:
+    def traces(_: int) -> None:
         torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
-        return True
 
-    def resets(_: int) -> bool:
+    def resets(_: int) -> None:
         time.sleep(0.1)
         torch.compiler.reset()
-        return True
 
-    scenes = {"same function": same_function, "other functions": other_functions, "traces": traces, "resets": resets}
-    return scenes[scene]
+    return {"same function": same_function, "other functions": other_functions, "traces": traces, "resets": resets}[
+        scene
+    ]
 
 
 def run(arguments: argparse.Namespace) -> Path:
@@ -130,7 +122,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(__doc__, given, seconds=(6.0, "length of a scene"), variants=(",".join(VARIANTS), "variants"))
+    return parsed(__doc__, given, seconds=6.0, variants=",".join(VARIANTS))
 
 
 if __name__ == "__main__":

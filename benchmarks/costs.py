@@ -1,7 +1,8 @@
 """What the library costs beside the warm call: ``torch.compile()``, ``with set_stance``, a miss, imports, eager flex.
 
 Fresh processes, plain torch and safecompile in turns, each measured in CPU time: a busy machine moves that less than
-wall time. Pairs of processes are compared. The miss is counted by callgrind as well, in processes of its own.
+wall time. ``--rounds`` pairs of processes are compared. The miss is counted by callgrind as well, in
+``--counted-rounds`` pairs of processes of its own, a minute each. ``--time-limit`` seconds for one process.
 
     python -m benchmarks.costs --rounds 11 --counted-rounds 3
 """
@@ -98,14 +99,6 @@ def per_call(work: Callable[[int], Any], calls: int) -> float:
     return min(taken)
 
 
-def compile_some(count: int) -> None:
-    """Calls torch.compile, with the default backend; the function that it returns is not called."""
-    import torch
-
-    for _ in range(count):
-        torch.compile(add_one)
-
-
 def stance_blocks(lines: int) -> Callable[[int], None]:
     """Returns a function that enters a block a number of times, and has ``lines`` lines before it."""
     import torch
@@ -144,7 +137,7 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
 
     torch.set_num_threads(1)
     found["first eager flex_attention"] = eager_flex()
-    found["torch.compile()"] = per_call(compile_some, CALLS)
+    found["torch.compile()"] = per_call(lambda count: [torch.compile(add_one) for _ in range(count)], CALLS)
     found["with set_stance, small function"] = per_call(stance_blocks(0), CALLS)
     found["with set_stance, large function"] = per_call(stance_blocks(LINES), CALLS)
     x = torch.ones(2)
@@ -248,13 +241,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        rounds=(11, "pairs of processes"),
-        counted_rounds=(3, "pairs of processes under callgrind, of a minute"),
-        time_limit=(600.0, "seconds for one process"),
-    )
+    return parsed(__doc__, given, rounds=11, counted_rounds=3, time_limit=600.0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the isolation costs those who only read: ``is_compiling()`` and a call of an ``nn.Module``, in nanoseconds.
 
 In turns in one process: plain torch, plain torch once more (the noise), safecompile, and safecompile beside another
-thread that is parked in a symbolic trace or in a compile. Each is compared with plain torch's of the same round.
+thread that is parked in a symbolic trace or in a compile. Each is compared with plain torch's of the same round:
+``--rounds`` blocks of each kind, of ``--calls`` calls, of which the best of three counts.
 
     python -m benchmarks.readers --rounds 40
 """
@@ -140,12 +141,7 @@ def summary(taken: dict[str, list[float]], name: str) -> dict[str, Any]:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        rounds=(40, "blocks of each kind"),
-        calls=(50_000, "calls in a block, of which the best of three counts"),
-    )
+    return parsed(__doc__, given, rounds=40, calls=50_000)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ Each way to serve has a process of its own: eager, plain torch, a lock by hand, 
 ``max_wait_s`` 1 and 0. Then, in one process and in turns, *beside a compile*: 31 threads that call a cold function
 with ``max_wait_s=0`` while the 32nd compiles it, against 31 that call it eagerly beside a thread that makes the same
 compile: what the limit costs, where the share of the interpreter's lock is the same.
+
+``--seconds`` for which each way serves, ``--rounds`` beside a compile, ``--variants`` divided by ``|``, and a
+``--note`` for the result: what else the machine did.
 """
 
 from __future__ import annotations
@@ -23,8 +26,6 @@ VARIANTS = ("eager", "plain", "rlock in every call", "safe", "safe, max_wait_s=1
 BATCHES = (1, 2, 3, 5, 8, 13)
 WIDTH = 256
 LAYERS = 12
-
-
 #: Seconds between two requests of a thread: the interpreter's lock must not be what they all wait for.
 PAUSE_S = 0.1
 
@@ -67,7 +68,11 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         expected = [model(x) for x in inputs]
     serve = _compiled(settings["variant"], model, dynamic=True)
-    uncompiled = _count_uncompiled() if settings["variant"].startswith("safe") else []
+    uncompiled: list[Any] = []
+    if settings["variant"].startswith("safe"):
+        from safecompile._common import events
+
+        events.subscribe(lambda miss: uncompiled.append(miss) if miss.outcome == "uncompiled" else None)
     threads, began = settings["threads"], time.perf_counter()
     answers: list[list[tuple[float, float]]] = [[] for _ in range(threads)]
     errors: list[str] = []
@@ -101,14 +106,6 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
         "errors": sorted(set(errors))[:2],
         "points": [[round(at, 2), round(ms, 2)] for at, ms in sorted(points)],
     }
-
-
-def _count_uncompiled() -> list[Any]:
-    from safecompile._common import events
-
-    found: list[Any] = []
-    events.subscribe(lambda miss: found.append(miss) if miss.outcome == "uncompiled" else None)
-    return found
 
 
 def _together(works: list[Callable[[], None]]) -> None:
@@ -198,15 +195,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        threads=(32, "threads"),
-        seconds=(30.0, "seconds for which each way serves"),
-        rounds=(5, "rounds of the comparison beside a compile"),
-        variants=("|".join(VARIANTS), "ways to serve, divided by |"),
-        note=("", "for the result: what else the machine did"),
-    )
+    return parsed(__doc__, given, threads=32, seconds=30.0, rounds=5, variants="|".join(VARIANTS), note="")
 
 
 if __name__ == "__main__":

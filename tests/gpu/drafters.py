@@ -10,7 +10,9 @@ It runs on a CPU, too, with smaller sizes::
 
 A configuration is ``mode:TxD[:objects][*runs]``. Modes: ``plain`` (torch.compile), ``safe`` (safe_compile), ``warmup``
 (torch.compile, each drafter's first step made beforehand on the main thread), ``single`` (plain with one drafter).
-Objects: ``shared``, one compiled object for all drafters, or ``separate``, one for each.
+Objects: ``shared``, one compiled object for all drafters, or ``separate``, one for each. ``--runs`` is for
+configurations without a number of their own. Devices are used in turn, all that are there if none are named. A run
+counts as hung after ``--time-limit`` seconds; none begins when less than ``--least-s`` of ``--budget-s`` are left.
 """
 
 from __future__ import annotations
@@ -224,19 +226,9 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    return parsed(
-        __doc__,
-        given,
-        configs=("single:1x1,plain:1x2,warmup:1x2,safe:1x2", "mode:TxD[:objects][*runs], divided by commas"),
-        target_devices=("", "used in turn; default: all, from the first"),
-        drafter_devices=("", "used in turn; default: all, from where the targets end"),
-        backend=("inductor", "backend"),
-        runs=(1, "runs of each configuration without a number of its own"),
-        steps=(30, "hot steps"),
-        time_limit=(120.0, "seconds after which a run counts as hung"),
-        budget_s=(1e9, "no run begins when this is nearly used up"),
-        least_s=(45.0, "seconds that must be left for a run to begin"),
-    )
+    some = {"configs": "single:1x1,plain:1x2,warmup:1x2,safe:1x2", "target_devices": "", "drafter_devices": ""}
+    limits = {"time_limit": 120.0, "budget_s": 1e9, "least_s": 45.0}
+    return parsed(__doc__, given, **some, **limits, backend="inductor", runs=1, steps=30)
 
 
 if __name__ == "__main__":

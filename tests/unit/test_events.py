@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,7 @@ from safecompile._isolation import graph_trees
 from safecompile._torch import dynamo
 from tests.helpers.threads import ParkedBackend, run_threads
 
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    assert telling.listeners == []
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed", "nobody_listens")
 
 
 def body(x: torch.Tensor) -> torch.Tensor:
