@@ -124,7 +124,8 @@ def judged(data: dict[str, Any]) -> list[dict[str, Any]]:
     again = {(row["function"], row["threads"]): row for row in data["table"] if row["variant"] == "plain again"}
     for row in data["table"]:
         if row["variant"] == "safe":
-            what = f"time of a warm call of the {row['function']}, {row['threads']} threads, plain torch = 1"
+            threads = "1 thread" if row["threads"] == 1 else f"{row['threads']} threads"
+            what = f"time of a warm call of the {row['function']}, {threads}, plain torch = 1"
             measured = "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["ratio_95"])
             measured += "; plain again [{:.3f}, {:.3f}]".format(*again[row["function"], row["threads"]]["ratio_95"])
             rows.append(held(what, "95 % interval holds 1.01 or is below", measured, row["ratio_95"][0] <= 1.01))
