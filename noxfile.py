@@ -13,6 +13,8 @@ RELEASES = SUPPORTED["torch"]
 FOLDERS = ("tests/unit", "tests/host", "tests/patching")
 # These play torch's part themselves: they say nothing of a release, and the default tests have them.
 NOT_OF_TORCH = "--ignore-glob=tests/unit/test_scheduler*.py"
+#: The slow tests too, but where QUICK is set: CI has them on one release.
+MARKS = () if os.environ.get("QUICK") else ("-m", "not stress and not programs and not census")
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["tests"]
@@ -48,7 +50,7 @@ def _run_tests(session: nox.Session, torch: str) -> None:
         name = f"{session.python or ''}-{torch}.xml"
         report = [f"--junitxml={folder}/{name}"] if (folder := os.environ.get("JUNIT_FOLDER")) else []
         session.run(
-            "python", "-m", "pytest", *report, *(session.posargs or (NOT_OF_TORCH, *_folders_with_tests(session)))
+            "python", "-m", "pytest", *report, *(session.posargs or (NOT_OF_TORCH, *MARKS, *_folders_with_tests(session)))
         )
     finally:
         # Up to 5 GB each. ``nox -r`` keeps it for the next run.

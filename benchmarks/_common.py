@@ -1,14 +1,14 @@
-"""What all benchmarks share: the environment line, statistics, results on disk, and fresh child processes."""
+"""What all benchmarks share: command line, environment, statistics, results on disk, and fresh child processes."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,26 +18,38 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def parsed(doc: str | None, given: list[str] | None, **options: Any) -> argparse.Namespace:
+    """Parses a command line: an option for each keyword, with its default, and ``--out``; ``doc`` explains them."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {**options, "out": ""}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=repr(default))
+    return parser.parse_args(given)
+
+
+def begin(benchmark: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    """Says where it runs; returns the head of the result, and the file that it belongs in."""
+    env = environment()
+    say(environment_line(env))
+    return {"benchmark": benchmark, "environment": env}, Path(arguments.out or result_path(benchmark, env))
 
 
 def environment() -> dict[str, Any]:
     """Returns what a reader must know about the machine and the versions; nothing that names the machine."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.system(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
         "command": _command(),
@@ -55,12 +67,10 @@ def environment_line(environment: dict[str, Any]) -> str:
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].replace("(R)", "").split())
-    except OSError:
-        pass
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return " ".join(found[1].replace("(R)", "").split())
     return platform.processor() or platform.machine()
 
 
@@ -70,13 +80,12 @@ def _commit() -> str | None:
     """
     if "SAFECOMPILE_BENCH_COMMIT" in os.environ:
         return os.environ["SAFECOMPILE_BENCH_COMMIT"]
-    try:
-        git, ours = ["git", "-C", str(ROOT)], ["safecompile", "benchmarks/*.py", ":!benchmarks/_prose.py"]
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", *ours], capture_output=True, text=True, check=True)
-        return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    git = ["git", "-C", str(ROOT)]
+    with suppress(OSError, subprocess.CalledProcessError):
+        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True, stderr=subprocess.DEVNULL)
+        changed = subprocess.check_output([*git, "status", "--porcelain", "safecompile", "benchmarks/*.py"], text=True)
+        return commit.strip() + ("+" if changed.strip() else "")
+    return None
 
 
 def _command() -> str:
@@ -86,17 +95,12 @@ def _command() -> str:
     return shlex.join(["python", "-m", (spec.name if spec else "benchmarks").removesuffix(".__main__"), *arguments])
 
 
-def machine(environment: dict[str, Any]) -> str:
-    """Returns a short name of the kind of machine for file names, such as ``cpu-2-cores`` or ``2x-nvidia-h200``."""
-    gpus = environment["gpus"]
-    name = f"{len(gpus)}x-{gpus[0]}" if gpus else f"cpu-{environment['cores']}-cores"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
 def result_path(benchmark: str, environment: dict[str, Any], folder: Path | None = None) -> Path:
-    """Returns where the results of ``benchmark`` belong."""
-    version = environment["torch"].partition("+")[0]
-    return (folder or RESULTS) / f"{benchmark}-{version}-{machine(environment)}.json"
+    """Returns where the results of ``benchmark`` belong: by release of torch, and by the kind of machine."""
+    gpus, version = environment["gpus"], environment["torch"].partition("+")[0]
+    machine = f"{len(gpus)}x-{gpus[0]}" if gpus else f"cpu-{environment['cores']}-cores"
+    machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    return (folder or RESULTS) / f"{benchmark}-{version}-{machine}.json"
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -116,6 +120,21 @@ def anonymous(text: str) -> str:
     return text.replace(f"{ROOT}/", "").replace(tempfile.gettempdir(), "<tmp>")
 
 
+def told(error: BaseException) -> str:
+    """Returns an error as one short line."""
+    return anonymous(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def held(what: str, limit: str, measured: str, kept: bool | None) -> dict[str, Any]:
+    """Returns a row of what must hold; ``kept`` is None where the measurement can't tell."""
+    return {"what": what, "limit": limit, "measured": measured, "kept": kept}
+
+
+def below(bounds: Sequence[float], limit: float) -> bool | None:
+    """Tells whether an interval lies below a limit; None where it holds the limit."""
+    return True if bounds[1] <= limit else False if bounds[0] > limit else None
+
+
 def rounded(value: float, digits: int = 4) -> float:
     """Returns ``value`` with ``digits`` significant digits: what a measurement is worth."""
     return float(f"{value:.{digits}g}")
@@ -130,20 +149,17 @@ def percentile(values: Sequence[float], p: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def bootstrap(
-    values: Sequence[T], statistic: Callable[[Sequence[T]], float] = median, *, draws: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Returns the 95 % interval of ``statistic`` by resampling ``values``."""
-    rng = random.Random(seed)
-    drawn = [statistic(rng.choices(values, k=len(values))) for _ in range(draws)]
+def bootstrap(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float]:
+    """Returns the 95 % interval of the median by resampling ``values``."""
+    rng = random.Random(0)
+    drawn = [median(rng.choices(values, k=len(values))) for _ in range(draws)]
     return percentile(drawn, 2.5), percentile(drawn, 97.5)
 
 
 @contextmanager
 def fresh_caches() -> Iterator[dict[str, str]]:
     """Yields an environment for a child process with empty cache directories, which are removed afterwards."""
-    folder = tempfile.mkdtemp(prefix="bench-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
         yield {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
@@ -151,8 +167,6 @@ def fresh_caches() -> Iterator[dict[str, str]]:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
             "PYTHONHASHSEED": "0",
         }
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_child(module: str, settings: dict[str, Any], *, time_limit_s: float) -> dict[str, Any]:
@@ -165,14 +179,17 @@ def run_child(module: str, settings: dict[str, Any], *, time_limit_s: float) -> 
         # Files, not pipes: a compile worker that outlives the child would keep a pipe open. Its group ends with it.
         command = [sys.executable, "-m", module, json.dumps(settings)]
         child = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=err, start_new_session=True)
-        ended = False
+        ended, deadline = False, time.monotonic() + time_limit_s
         try:
-            ended = _ends(child.pid, time_limit_s)
+            while not ended and time.monotonic() < deadline:
+                time.sleep(0.02)  # it is not reaped before: until then nobody else gets its number, or its group's
+                ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             status = child.wait()
-        said, complaint = _text(out), _text(err)
+        out.seek(0), err.seek(0)
+        said, complaint = anonymous(out.read()), anonymous(err.read())
     if not ended:
         return {"hung": True, "errors": [f"no answer in {time_limit_s:.0f} s"], "stderr": complaint[-6000:]}
     lines = [line for line in said.splitlines() if line.startswith("{")]
@@ -180,21 +197,6 @@ def run_child(module: str, settings: dict[str, Any], *, time_limit_s: float) -> 
         return {"hung": False, "errors": [f"exit status {status}"], "stderr": complaint[-3000:]}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
-
-
-def _ends(pid: int, time_limit_s: float) -> bool:
-    """Waits for a child to end without reaping it: until then nobody else gets its number, or its group's."""
-    deadline = time.monotonic() + time_limit_s
-    while time.monotonic() < deadline:
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _text(file: IO[str]) -> str:
-    file.seek(0)
-    return anonymous(file.read())
 
 
 def say(text: str) -> None:

@@ -3,10 +3,8 @@
 ``count`` runs this module as a child under valgrind, with a fixed hash seed. The child compiles with the counting off,
 switches it on, and has callgrind write the count after each run of N1 and of N2 calls; the difference divided by
 N2 - N1 is what a call takes, whatever the loop and the dump cost. Plain torch and safecompile are separate
-processes; the plain one never imports safecompile. The safe one goes on to take its families of patches out, the
-last one first, and counts after each: what is gained by ``without x`` is what family x costs. What a process has
-imported moves a count by 2 to 3 % on CPython 3.11 (caches of types and attributes collide otherwise): so a third
-process imports safecompile and installs nothing, and the safe count is compared with each of the three.
+processes; the plain one never imports safecompile. What a process has imported moves a count by 2 to 3 % on CPython
+3.11 (caches of types and attributes collide otherwise): so the safe one takes its patches out and counts once more.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ def count(settings: dict[str, Any], *, time_limit_s: float = 900.0) -> dict[str,
     """Returns, for each variant that the child measures, the instructions of one call: median, least and most.
 
     Args:
-        settings: ``{"safe": bool, "function": str, "backend": str, "samples": int}``; ``"imported": True`` has the
-            plain process import safecompile, ``"by_family": False`` has all patches taken out at once.
+        settings: ``{"safe": bool, "function": str, "backend": str, "samples": int}``.
         time_limit_s: seconds after which the child is killed.
 
     Raises:
@@ -67,31 +64,20 @@ def counted(module: str, settings: dict[str, Any], *, time_limit_s: float = 900.
     with fresh_caches() as env, tempfile.TemporaryDirectory(prefix="bench-") as folder:
         counts = Path(folder, "counts")
         command = [*VALGRIND, f"--callgrind-out-file={counts}", sys.executable, "-m", module, json.dumps(settings)]
-        child = subprocess.run(
-            command,
-            env={**env, "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=time_limit_s,
-            check=False,
-        )
+        where = {"env": {**env, "OMP_NUM_THREADS": "1"}, "cwd": ROOT, "timeout": time_limit_s, "errors": "replace"}
+        child = subprocess.run(command, capture_output=True, check=False, **where)  # type: ignore[call-overload]
         lines = [line for line in child.stdout.splitlines() if line.startswith("[")]
         if child.returncode != 0 or not lines:
             raise RuntimeError(anonymous(child.stderr[-2000:]))
         files = sorted(Path(folder).glob("counts.*"), key=lambda file: int(file.suffix[1:]))
-        return json.loads(lines[-1]), [_total(file) for file in files]
+        return json.loads(lines[-1]), [
+            int(re.findall(r"^(?:totals|summary): (\d+)", file.read_text(), re.MULTILINE)[0]) for file in files
+        ]
 
 
 def switch_on() -> None:
     """Has callgrind look from here on: only then can it count."""
     subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=True, capture_output=True)
-
-
-def _total(file: Path) -> int:
-    found = re.search(r"^(?:totals|summary): (\d+)", file.read_text(), re.MULTILINE)
-    return int(found.group(1)) if found else 0
 
 
 def _child(settings: dict[str, Any]) -> None:
@@ -102,30 +88,18 @@ def _child(settings: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     switch = Switch() if settings["safe"] else None
-    if settings.get("imported"):
-        from safecompile._installing import families
-
-        families.all_families()
     fn, arguments = build(settings["function"], settings["backend"])
     fn(*arguments)
     gc.collect()
     gc.freeze()
     gc.disable()
     switch_on()
-    if switch:
-        names = ["safe"]
-    elif settings.get("imported"):
-        names = ["plain, safecompile imported"]
-    else:
-        names = [name for name in NAMES if name not in ("safe", "plain again")]
+    names = ["safe"] if switch else [name for name in NAMES if name not in ("safe", "plain again")]
     for name in names:
         _counted(wrapped(name, fn), arguments, settings["samples"])
-    if switch and not settings.get("by_family", True):
-        switch.turn(False)
+    if switch:
+        switch.turn(on=False)
         names.append("all taken out")
-        _counted(fn, arguments, settings["samples"])
-    while switch and switch.is_on and switch.families:
-        names.append(f"without {switch.take_out_last_family()}")
         _counted(fn, arguments, settings["samples"])
     print(json.dumps([(name, settings["samples"]) for name in names]), flush=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 Call = Callable[..., Any]
 
 #: What to compare, in the order of the tables. "plain again" is plain torch once more: the noise of the method.
-NAMES = ("plain", "plain again", "safe", "rlock in first call", "rlock in every call", "wrapt.synchronized")
+NAMES = ("plain", "plain again", "safe", "rlock in first call", "rlock in every call")
 
 
 class Switch:
@@ -28,40 +28,23 @@ class Switch:
 
         self._code_before = wrapper_code()
         installer.install()
-        applied = {family.name: [p for _, part in family.applied for p in part] for family in applying.families}
-        #: The patches by family, in the order in which they went in.
-        self.families = {name: patches for name, patches in applied.items() if patches}
-        self._patches = [patch for patches in self.families.values() for patch in patches]
+        self._patches = [p for family in applying.families for _, part in family.applied for p in part]
         self.is_on = True
 
     def turn(self, on: bool) -> None:
         """Puts the patches in or out; does nothing if they are."""
         if on == self.is_on:
             return
-        if on:
-            for patch in self._patches:
-                patch.apply()
-        else:
-            _revert(self._patches)
+        for patch in self._patches if on else reversed(self._patches):
+            left = patch.apply() if on else patch.revert()
+            if left is not None:
+                msg = f"could not be brought back: {left}"
+                raise RuntimeError(msg)
         self.is_on = on
-
-    def take_out_last_family(self) -> str:
-        """Takes the patches of the last family out for good; returns its name."""
-        name, patches = self.families.popitem()
-        _revert(patches)
-        return name
 
     def is_torchs_own(self) -> bool:
         """Tells whether new compiled functions get torch's own wrapper code: that of before the installation."""
         return wrapper_code() is self._code_before
-
-
-def _revert(patches: list[Any]) -> None:
-    for patch in reversed(patches):
-        left = patch.revert()
-        if left is not None:
-            msg = f"could not be brought back: {left}"
-            raise RuntimeError(msg)
 
 
 def wrapper_code() -> CodeType:
@@ -110,18 +93,9 @@ def every_call_locked(fn: Call) -> Call:
     return call
 
 
-def synchronized(fn: Call) -> Call:
-    """Holds wrapt's lock over every call."""
-    import wrapt
-
-    synchronised: Call = wrapt.synchronized(fn)
-    return synchronised
-
-
 _LOCKS: dict[str, Callable[[Call], Call]] = {
     "rlock in first call": first_call_locked,
     "rlock in every call": every_call_locked,
-    "wrapt.synchronized": synchronized,
 }
 
 

@@ -1,7 +1,8 @@
 """What the library costs beside the warm call: ``torch.compile()``, ``with set_stance``, a miss, imports, eager flex.
 
 Fresh processes, plain torch and safecompile in turns, each measured in CPU time: a busy machine moves that less than
-wall time. Pairs of processes are compared. The miss is counted by callgrind as well, in processes of its own.
+wall time. ``--rounds`` pairs of processes are compared. The miss is counted by callgrind as well, in
+``--counted-rounds`` pairs of processes of its own, a minute each. ``--time-limit`` seconds for one process.
 
     python -m benchmarks.costs --rounds 11 --counted-rounds 3
 """
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from . import _instructions
-from ._common import bootstrap, environment, environment_line, result_path, rounded, run_child, say, write_json
+from ._common import begin, below, bootstrap, held, parsed, rounded, run_child, say, write_json
 
 #: What is measured: its unit, and how many of that a second or an instruction has.
 UNITS = {
@@ -33,6 +34,13 @@ UNITS = {
     "with set_stance, large function": ("us", 1e6),
     "a miss": ("ms", 1e3),
     "a miss, counted": ("instructions", 1.0),
+}
+#: The limits: of what is added, or of the ratio to plain torch's.
+LIMITS = {
+    "torch.compile()": ("added", 20),
+    "with set_stance, large function": ("added", 5),
+    "import torch._dynamo": ("added", 0.1),
+    "a miss, counted": ("ratio", 1.03),
 }
 #: Small frames of which each misses once, after those that have everything imported.
 FRAMES, FIRST_FRAMES = 120, 10
@@ -91,14 +99,6 @@ def per_call(work: Callable[[int], Any], calls: int) -> float:
     return min(taken)
 
 
-def compile_some(count: int) -> None:
-    """Calls torch.compile, with the default backend; the function that it returns is not called."""
-    import torch
-
-    for _ in range(count):
-        torch.compile(add_one)
-
-
 def stance_blocks(lines: int) -> Callable[[int], None]:
     """Returns a function that enters a block a number of times, and has ``lines`` lines before it."""
     import torch
@@ -137,7 +137,7 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
 
     torch.set_num_threads(1)
     found["first eager flex_attention"] = eager_flex()
-    found["torch.compile()"] = per_call(compile_some, CALLS)
+    found["torch.compile()"] = per_call(lambda count: [torch.compile(add_one) for _ in range(count)], CALLS)
     found["with set_stance, small function"] = per_call(stance_blocks(0), CALLS)
     found["with set_stance, large function"] = per_call(stance_blocks(LINES), CALLS)
     x = torch.ones(2)
@@ -173,15 +173,16 @@ def count(settings: dict[str, Any]) -> None:
     print(json.dumps([FRAMES]), flush=True)
 
 
-def compared(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Any]]:
+def compared(samples: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
     """Returns for each measure both medians, the least of each, and what the library adds, pair by pair."""
-    table = {}
+    table = []
     for name, both in samples.items():
         unit, many = UNITS[name]
         plain, safe = ([value * many for value in both[mode]] for mode in ("plain", "safe"))
         added = [s - p for s, p in zip(safe, plain, strict=True)]
         ratios = [s / p for s, p in zip(safe, plain, strict=True)]
-        table[name] = {
+        row = {
+            "name": name,
             "unit": unit,
             "plain": rounded(median(plain)),
             "safe": rounded(median(safe)),
@@ -192,16 +193,27 @@ def compared(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, 
             "ratio_95": [rounded(bound) for bound in bootstrap(ratios)],
             "pairs": len(plain),
         }
+        table.append(row)
     return table
+
+
+def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what must hold of the costs that have a limit."""
+    rows = []
+    for row in table:
+        if row["name"] in LIMITS:
+            key, limit = LIMITS[row["name"]]
+            unit = row["unit"] if key == "added" else "x plain torch"
+            measured = "{:.4g} [{:.4g}, {:.4g}] {}".format(row[key], *row[f"{key}_95"], unit)
+            rows.append(held(row["name"], f"at most {limit} {unit}", measured, below(row[f"{key}_95"], limit)))
+    return rows
 
 
 def run(arguments: argparse.Namespace) -> Path:
     """Measures everything; returns the file of the results."""
-    env = environment()
-    say(environment_line(env))
-    out = Path(arguments.out) if arguments.out else result_path("costs", env)
+    head, out = begin("costs", arguments)
     samples: dict[str, dict[str, list[float]]] = {}
-    data: dict[str, Any] = {"benchmark": "costs", "environment": env, "frames": FRAMES, "lines": LINES, "errors": []}
+    data: dict[str, Any] = {**head, "frames": FRAMES, "lines": LINES, "errors": []}
 
     def take(safe: bool, found: dict[str, float]) -> None:
         for name, value in found.items():
@@ -221,20 +233,15 @@ def run(arguments: argparse.Namespace) -> Path:
             _, totals = _instructions.counted("benchmarks.costs", {"safe": safe, "counted": True})
             take(safe, {"a miss, counted": totals[0] / FRAMES})
     data["table"] = compared(samples)
-    write_json(out, data)
-    for name, row in data["table"].items():
-        say("{}: {plain:,} -> {safe:,} {unit}, added {added:+,}, x {ratio:.4f}".format(name, **row))
+    write_json(out, {**data, "must_hold": judged(data["table"])})
+    for row in data["table"]:
+        say("{name}: {plain:,} -> {safe:,} {unit}, added {added:+,}, x {ratio:.4f}".format(**row))
     return out
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11, help="pairs of processes")
-    parser.add_argument("--counted-rounds", type=int, default=3, help="pairs of processes under callgrind, of a minute")
-    parser.add_argument("--time-limit", type=float, default=600.0, help="seconds for one process")
-    parser.add_argument("--out", help="the JSON file; default: in benchmarks/results")
-    return parser.parse_args(given)
+    return parsed(__doc__, given, rounds=11, counted_rounds=3, time_limit=600.0)
 
 
 if __name__ == "__main__":

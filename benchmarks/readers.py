@@ -1,7 +1,8 @@
 """What the isolation costs those who only read: ``is_compiling()`` and a call of an ``nn.Module``, in nanoseconds.
 
 In turns in one process: plain torch, plain torch once more (the noise), safecompile, and safecompile beside another
-thread that is parked in a symbolic trace or in a compile. Each is compared with plain torch's of the same round.
+thread that is parked in a symbolic trace or in a compile. Each is compared with plain torch's of the same round:
+``--rounds`` blocks of each kind, of ``--calls`` calls, of which the best of three counts.
 
     python -m benchmarks.readers --rounds 40
 """
@@ -16,10 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
-from types import FunctionType
 from typing import Any
 
-from ._common import bootstrap, environment, environment_line, result_path, rounded, say, write_json
+from ._common import begin, below, bootstrap, held, parsed, rounded, say, write_json
+from .costs import new_functions
 
 NAMES = ("plain", "plain again", "safe", "safe, beside a trace", "safe, beside a compile")
 #: What a call of a module runs, and what a trace exchanges.
@@ -60,11 +61,6 @@ def trace(park: Callable[[], None]) -> None:
     torch.fx.symbolic_trace(Parked())
 
 
-def add_one(x: Any) -> Any:
-    """Has its code copied: a new code object is compiled anew."""
-    return x + 1
-
-
 def compile_one(park: Callable[[], None]) -> None:
     """Compiles a function, and parks in the backend."""
     import torch
@@ -73,7 +69,7 @@ def compile_one(park: Callable[[], None]) -> None:
         park()
         return graph.forward
 
-    torch.compile(FunctionType(add_one.__code__.replace(), globals()), backend=backend)(torch.ones(2))
+    torch.compile(new_functions("parked", 1)[0], backend=backend)(torch.ones(2))
 
 
 def run(arguments: argparse.Namespace) -> Path:
@@ -82,8 +78,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
     from ._variants import Switch
 
-    env = environment()
-    say(environment_line(env))
+    head, out = begin("readers", arguments)
     module, x, is_compiling = torch.nn.Identity(), torch.zeros(1), torch.compiler.is_compiling
     compile_one(lambda: None)  # imports what it needs
 
@@ -107,18 +102,31 @@ def run(arguments: argparse.Namespace) -> Path:
                         taken[key][name].append(best)
     switch.turn(True)
     own = all(now is then for now, then in zip(code(), before, strict=True))
-    data = {
-        "benchmark": "readers",
-        "environment": env,
-        "settings": {"rounds": arguments.rounds, "calls": arguments.calls},
-        "modules_code_is_torchs_own": own,
-        "table": {name: {key: summary(taken[key], name) for key in calls} for name in NAMES},
-    }
-    for name, row in data["table"].items():
-        say(f"{name}: {row}")
-    out = Path(arguments.out) if arguments.out else result_path("readers", env)
-    write_json(out, data)
+    table = [{"call": key, "variant": name, **summary(taken[key], name)} for key in calls for name in NAMES]
+    settings = {"rounds": arguments.rounds, "calls": arguments.calls}
+    data = {**head, "settings": settings, "modules_code_is_torchs_own": own, "table": table}
+    write_json(out, {**data, "must_hold": judged(data)})
+    for row in table:
+        say(f"{row}")
     return out
+
+
+def judged(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what must hold of each reader's cost."""
+    rows = {(row["call"], row["variant"]): row for row in data["table"]}
+    release = data["environment"]["torch"].partition("+")[0]
+
+    def row(call: str, variant: str, limit_ns: float) -> dict[str, Any]:
+        one, again = rows[call, variant], rows[call, "plain again"]
+        measured = "{:+.0f} [{:+.0f}, {:+.0f}] ns".format(one["added_ns"], *one["added_ns_95"])
+        measured += "; plain again [{:+.0f}, {:+.0f}]".format(*again["added_ns_95"])
+        what = f"{call}: {variant}, torch {release}"
+        return held(what, f"at most +{limit_ns:g} ns", measured, below(one["added_ns_95"], limit_ns))
+
+    quiet = row("module", "safe", 0)
+    # No interval of a noisy measure ends at 0: with torch's own code it is kept if it is not measurably slower.
+    quiet |= {"limit": "torch's own code", "kept": data["modules_code_is_torchs_own"] and quiet["kept"] is not False}
+    return [*(row("is_compiling", name, 100) for name in NAMES[2:]), quiet, row("module", NAMES[3], 400)]
 
 
 def summary(taken: dict[str, list[float]], name: str) -> dict[str, Any]:
@@ -133,11 +141,7 @@ def summary(taken: dict[str, list[float]], name: str) -> dict[str, Any]:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="blocks of each kind")
-    parser.add_argument("--calls", type=int, default=50_000, help="calls in a block, of which the best of three counts")
-    parser.add_argument("--out", help="the JSON file; default: in benchmarks/results")
-    return parser.parse_args(given)
+    return parsed(__doc__, given, rounds=40, calls=50_000)
 
 
 if __name__ == "__main__":

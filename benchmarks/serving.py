@@ -4,6 +4,9 @@ Each way to serve has a process of its own: eager, plain torch, a lock by hand, 
 ``max_wait_s`` 1 and 0. Then, in one process and in turns, *beside a compile*: 31 threads that call a cold function
 with ``max_wait_s=0`` while the 32nd compiles it, against 31 that call it eagerly beside a thread that makes the same
 compile: what the limit costs, where the share of the interpreter's lock is the same.
+
+``--seconds`` for which each way serves, ``--rounds`` beside a compile, ``--variants`` divided by ``|``, and a
+``--note`` for the result: what else the machine did.
 """
 
 from __future__ import annotations
@@ -17,15 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ._common import anonymous, environment, environment_line, main, percentile, result_path, run_child, say, write_json
+from ._common import begin, main, parsed, percentile, run_child, say, told, write_json
 from ._variants import compiler_of, wrapped
 
 VARIANTS = ("eager", "plain", "rlock in every call", "safe", "safe, max_wait_s=1", "safe, max_wait_s=0")
 BATCHES = (1, 2, 3, 5, 8, 13)
 WIDTH = 256
 LAYERS = 12
-
-
 #: Seconds between two requests of a thread: the interpreter's lock must not be what they all wait for.
 PAUSE_S = 0.1
 
@@ -71,7 +72,11 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         expected = [model(x) for x in inputs]
     serve = _compiled(settings["variant"], model, dynamic=True)
-    uncompiled = _count_uncompiled() if settings["variant"].startswith("safe") else []
+    uncompiled: list[Any] = []
+    if settings["variant"].startswith("safe"):
+        from safecompile._common import events
+
+        events.subscribe(lambda miss: uncompiled.append(miss) if miss.outcome == "uncompiled" else None)
     threads, began = settings["threads"], time.perf_counter()
     answers: list[list[tuple[float, float]]] = [[] for _ in range(threads)]
     errors: list[str] = []
@@ -86,7 +91,7 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
                     out = serve(inputs[turn % len(inputs)])
                 torch.testing.assert_close(out, expected[turn % len(inputs)])
             except Exception as error:  # noqa: BLE001 - counted, whatever it is
-                errors.append(anonymous(f"{type(error).__name__}: {str(error).strip()[:160]}"))
+                errors.append(told(error))
             answers[index].append((asked - began, (time.perf_counter() - asked) * 1e3))
             time.sleep(PAUSE_S)
 
@@ -105,14 +110,6 @@ def _serve(settings: dict[str, Any]) -> dict[str, Any]:
         "errors": sorted(set(errors))[:2],
         "points": [[round(at, 2), round(ms, 2)] for at, ms in sorted(points)],
     }
-
-
-def _count_uncompiled() -> list[Any]:
-    from safecompile._common import events
-
-    found: list[Any] = []
-    events.subscribe(lambda miss: found.append(miss) if miss.outcome == "uncompiled" else None)
-    return found
 
 
 def _together(works: list[Callable[[], None]]) -> None:
@@ -185,10 +182,8 @@ def _one_round(way: str, threads: int, scale: float) -> dict[str, float]:
 
 def run(arguments: argparse.Namespace) -> Path:
     """Serves in each way, one after the other; returns the file of the results."""
-    env = environment()
-    say(environment_line(env))
-    out = Path(arguments.out) if arguments.out else result_path("serving", env)
-    data: dict[str, Any] = {"benchmark": "serving", "environment": env, "threads": arguments.threads, "table": []}
+    head, out = begin("serving", arguments)
+    data: dict[str, Any] = {**head, "threads": arguments.threads, "table": []}
     if arguments.note:
         data["note"] = arguments.note
     for variant in [*arguments.variants.split("|"), "beside"]:
@@ -205,14 +200,7 @@ def run(arguments: argparse.Namespace) -> Path:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for which each way serves")
-    parser.add_argument("--rounds", type=int, default=5, help="of the comparison beside a compile")
-    parser.add_argument("--variants", default="|".join(VARIANTS), help="divided by |")
-    parser.add_argument("--note", help="for the result: what else the machine did")
-    parser.add_argument("--out")
-    return parser.parse_args(given)
+    return parsed(__doc__, given, threads=32, seconds=30.0, rounds=5, variants="|".join(VARIANTS), note="")
 
 
 if __name__ == "__main__":

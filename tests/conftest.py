@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
+
 TESTS = Path(__file__).parent
 
 
@@ -19,7 +21,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = slow.names()
     for item in items:
+        if slow.name_of(item.nodeid) in names:
+            item.add_marker("slow")
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in ("stress", "programs"):
             item.add_marker(folder)

@@ -33,6 +33,7 @@ def _cells() -> Iterator[object]:
         for column in QUICK if program.quick else ():
             mark = mark_of(program.name, column, release())
             marks = [pytest.mark.xfail(strict=True, raises=Differs, reason=mark.reason)] if mark else []
+            marks += [pytest.mark.slow] if column != ALONE else []
             yield pytest.param(program, column, id=f"{program.name}-{column}", marks=marks)
 
 

@@ -54,7 +54,7 @@ def suites(half):
             [
                 sys.executable,
                 "-m",
-                "benchmarks.drafters",
+                "tests.gpu.drafters",
                 "--configs",
                 drafters,
                 "--time-limit",
@@ -67,7 +67,6 @@ def suites(half):
         "autotune": (own("streams.py", "--steps", "four_threads_two_graphs", "--modes", "safe"), 120),
         "autotune-alone": (own("streams.py", "--steps", "one_thread_two_graphs", "--modes", "plain"), 80),
         "autotune-beside-captures": (own("streams.py", "--steps", "autotune", "--modes", "safe"), 120),
-        "hot": ([sys.executable, "-m", "benchmarks.hot", "--drafters", "1", "--runs", "2", "--blocks", "30"], 80),
     }
 
 
@@ -95,11 +94,10 @@ def main():
         if left < needs_s:
             not_run.append(f"{name} (needs {needs_s} s, {left:.0f} s are left)")
             continue
-        budget = ["--budget-s", f"{left - 5:.0f}"] if name != "hot" else ["--time-limit", f"{left / 2:.0f}"]
         partial = file.with_suffix(".partial")
         began = time.monotonic()
         print(f"== {name}", flush=True)
-        where = ["--out" if "-m" in command else "--json", str(partial), *budget]
+        where = ["--out" if "-m" in command else "--json", str(partial), "--budget-s", f"{left - 5:.0f}"]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep),

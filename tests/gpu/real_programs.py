@@ -45,26 +45,21 @@ def full_precision():
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN may be another release's
 
 
-def llama(attention="sdpa"):
+def small(name, kind, attention="sdpa", **sizes):
+    """Returns a model of transformers that compiles in seconds."""
     import torch
     import transformers
 
     full_precision()
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-        attn_implementation=attention,
-    )
-    return transformers.LlamaForCausalLM(config).to(device()).eval()
+    common = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1}
+    config = getattr(transformers, f"{name}Config")(**common, attn_implementation=attention, **sizes)
+    return getattr(transformers, f"{name}{kind}")(config).to(device()).eval()
+
+
+def llama(attention="sdpa"):
+    sizes = {"intermediate_size": 256, "num_hidden_layers": 2, "num_key_value_heads": 2, "eos_token_id": None}
+    return small("Llama", "ForCausalLM", attention, max_position_embeddings=512, **sizes)
 
 
 def tokens(seed, rows, length):
@@ -111,27 +106,10 @@ def generate_with_a_static_cache():
 def modernbert_reduce_overhead():
     """Eight threads share a ModernBERT that is compiled with CUDA graphs."""
     import torch
-    import transformers
 
-    full_precision()
-    torch.manual_seed(0)
-    config = transformers.ModernBertConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        global_attn_every_n_layers=2,
-        local_attention=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-        attn_implementation="sdpa",
-        reference_compile=False,
-    )
-    made = transformers.ModernBertModel(config).to(device()).eval()
+    sizes = {"intermediate_size": 192, "num_hidden_layers": 4, "global_attn_every_n_layers": 2, "local_attention": 32}
+    special = {"eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "reference_compile": False}
+    made = small("ModernBert", "Model", **sizes, **special)
     compiled = torch.compile(made, mode="reduce-overhead" if device() == "cuda" else None)
     inputs = [tokens(i, 4, 64) for i in range(8)]
     with torch.no_grad():

@@ -11,26 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _instructions, _report, costs
+from benchmarks import _instructions, _picture, _report, costs
+from benchmarks.__main__ import SHORT
 from benchmarks._common import anonymous, bootstrap, percentile
-from benchmarks.drafters import devices, parsed
+from tests.gpu.drafters import configuration, devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def _run(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "benchmark", ["call_overhead", "cold_start", "contention", "costs", "drafters", "hot", "readers"]
-)
+@pytest.mark.parametrize("benchmark", SHORT)
 def test_short_setting(tmp_path, benchmark):
     """Each benchmark's short setting ends well and writes a result that names no folder of the machine."""
     results = tmp_path / "benchmarks" / "results"
-    command = [sys.executable, "-m", "benchmarks", "--only", benchmark, "--results", str(results)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=800
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    _run("-m", "benchmarks", "--only", benchmark, "--results", str(results))
     (file,) = results.glob(f"{benchmark}-*.json")
     text = file.read_text()
     assert json.loads(text)["environment"]["torch"]
@@ -45,21 +47,29 @@ def _check(benchmark, data):
         safe = [row for row in data["table"] if row["variant"] == "safe"]
         assert [row["compiles"] for row in safe] == [row["shapes"] for row in safe]
         assert not any(row["eager_calls"] or row["failed_calls"] or row["hung"] for row in safe)
-    elif benchmark == "drafters":
-        safe = next(row for row in data["summary"] if row["config"].startswith("safe"))
-        assert (safe["finished"], safe["graphs"]) == (safe["runs"], [1])
     elif benchmark == "contention":
         assert all(row["failed_calls"] == 0 for row in data["table"] if row["variant"] == "safe")
     elif benchmark == "costs":
         assert not data["errors"]
-        assert set(data["table"]) == set(costs.UNITS) - {"a miss, counted"}
-    elif benchmark == "hot":
-        assert [row["name"] for row in data["summary"]] == ["warmup", "warmup again", "safe"]
-        assert data["runs"][0]["compiled_while_hot"]["safe"] == 0
+        assert {row["name"] for row in data["table"]} == set(costs.UNITS) - {"a miss, counted"}
     elif benchmark == "readers":
         assert data["modules_code_is_torchs_own"]
+    elif benchmark == "serving":
+        assert [row["failed"] for row in data["table"]] == [0]
+        assert data["beside"]["ratios"]
     else:
-        assert set(data["functions"]["function"]["threads"]) == {"1", "8"}
+        assert {row["threads"] for row in data["table"]} == {1, 8}
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_short_drafters(tmp_path):
+    """The training layout ends well on a CPU, with one graph for two drafters that share it."""
+    out = tmp_path / "drafters.json"
+    configs = "safe:1x2,plain:1x2"
+    _run("-m", "tests.gpu.drafters", "--configs", configs, "--backend", "eager", "--steps", "3", "--out", str(out))
+    safe = json.loads(out.read_text())["summary"][0]
+    assert (safe["finished"], safe["graphs"]) == (safe["runs"], [1])
 
 
 @pytest.mark.stress
@@ -72,7 +82,7 @@ def test_warm_call_instructions():
     """
     if shutil.which("valgrind") is None:
         pytest.skip("needs valgrind")
-    settings = {"function": "function", "backend": "eager", "samples": 15, "by_family": False}
+    settings = {"function": "function", "backend": "eager", "samples": 15}
     plain = _instructions.count({**settings, "safe": False}, time_limit_s=400)["plain"]["median"]
     counts = _instructions.count({**settings, "safe": True}, time_limit_s=400)
     safe, out = counts["safe"]["median"], counts["all taken out"]["median"]
@@ -94,15 +104,15 @@ def test_bootstrap_holds_the_median():
 
 def test_configuration_of_drafters():
     """A configuration names mode, threads, objects and runs; what it leaves out comes from the other arguments."""
-    assert parsed("safe:5x3:separate*10", 2, "shared") == {
+    assert configuration("safe:5x3:separate*10", 2) == {
         "mode": "safe",
         "targets": 5,
         "drafters": 3,
         "objects": "separate",
         "runs": 10,
     }
-    assert parsed("single:2x4", 2, "shared")["drafters"] == 1
-    assert devices(3, "cuda:5,cuda:6", 0, "cuda") == ["cuda:5", "cuda:6", "cuda:5"]
+    assert configuration("single:2x4", 2)["drafters"] == 1
+    assert devices(3, "cuda:5,cuda:6", 0) == ["cuda:5", "cuda:6", "cuda:5"]
 
 
 def test_results_name_no_folder():
@@ -110,6 +120,16 @@ def test_results_name_no_folder():
     assert anonymous("/a/b/lib/python3.11/site-packages/torch/x.py:1") == "torch/x.py:1"
 
 
+@pytest.mark.stress
 def test_readme_matches_results():
-    """The README in the repository is what its generator makes of the results in the repository."""
-    assert (ROOT / "benchmarks" / "README.md").read_text() == _report.report()
+    """The tables in the repository are what their generator makes of the results in the repository."""
+    assert _report.README.read_text() == _report.report()
+
+
+@pytest.mark.stress
+def test_picture_matches_results(tmp_path):
+    """The picture is drawn from the result of the same name."""
+    (picture,) = _picture.RESULTS.glob("cold_start-*.svg")
+    copy = tmp_path / f"{picture.stem}.json"
+    copy.write_text(picture.with_suffix(".json").read_text())
+    assert _picture.draw(copy).stat().st_size > 1000

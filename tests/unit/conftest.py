@@ -8,6 +8,7 @@ import pytest
 import torch._dynamo
 
 from safecompile import install, is_installed, uninstall
+from safecompile._common import telling
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,13 @@ def installed() -> Iterator[None]:
     yield
     torch.compiler.reset()
     uninstall()
+
+
+@pytest.fixture
+def nobody_listens() -> Iterator[None]:
+    """After the test nobody listens to events: without a listener nothing is made."""
+    yield
+    assert telling.listeners == []
 
 
 @pytest.fixture(params=["safe", "plain"])

@@ -6,7 +6,6 @@ import _thread
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,14 +20,7 @@ from safecompile._isolation import graph_trees
 from safecompile._torch import dynamo
 from tests.helpers.threads import ParkedBackend, run_threads
 
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    assert telling.listeners == []
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed", "nobody_listens")
 
 
 def body(x: torch.Tensor) -> torch.Tensor:

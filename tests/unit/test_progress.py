@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,19 +16,12 @@ from safecompile._engine import progress as inside
 from safecompile._torch import threads
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
+pytestmark = pytest.mark.usefixtures("nobody_listens")
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    assert telling.listeners == []
-    torch.compiler.reset()
-    safecompile.uninstall()
 
 
 def body(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from safecompile._common import waits
 from safecompile._engine import miss, returned
-from safecompile._torch import dynamo
+from safecompile._torch import dynamo, frame_rules
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Hang, every_schedule
 from tests.helpers.schedules import Failure, Job, again_after_a_failure, calls, run
@@ -171,7 +171,7 @@ def test_a_frame_that_has_run_is_called_again() -> None:
     """A follower whose frame is resumed must not be called again, or its side effects happen twice: caught."""
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(dynamo, "is_frame_around_a_call", lambda frame: True)
+        patch.setattr(frame_rules, "is_frame_around_a_call", lambda frame: True)
 
     jobs = [calls("f", 1, "resume"), calls("f", 1, "resume")]
     assert "was to be run again" in str(first_trouble(change, jobs))
