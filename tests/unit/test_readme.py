@@ -52,12 +52,13 @@ SAFE = {
 #: How each line of "What stays your duty" begins, and its entry in docs/known-issues.md.
 NOT_SAFE = {
     "Your own data.": "An argument that another thread changes during a trace",
-    "The module that you export.": "Exporting a module that other threads call",
+    "The module that you export.": "Exporting beside other threads",
     "No waiting inside a compile.": "Waits inside a compile",
     "Random numbers on a GPU during a capture.": "Random numbers beside a capture",
     "CUDA graphs that you capture by hand": "Kernels that are tuned beside captures made by hand",
     "Dropout in checkpointed regions": "Random numbers that a backward draws once more, up to torch 2.12",
     "Compiled autograd beside": "Compiled backwards in several threads",
+    "Inductor called directly": "Inductor without `torch.compile`",
     "Python without the GIL": "Python without the global interpreter lock",
 }
 
@@ -119,6 +120,25 @@ def test_every_name_and_variable_is_there() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     variables = set(re.findall(r"\bSAFECOMPILE_[A-Z_]*[A-Z]\b", sources))
     assert set(re.findall(r"^\| `(SAFECOMPILE_\w+)", reference, re.MULTILINE)) == variables
+
+
+def test_every_family_is_in_the_table() -> None:
+    """docs/design.md leads from each family to its patches, facts and tests, which are there."""
+    from safecompile._installing.families import all_families
+
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## What each part costs")[2]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    table = {row[0]: row for row in rows[1:]}
+    assert set(table) == {family.name for family in all_families()}
+    for name, (_, patches, _, facts, tests, _, _) in table.items():
+        for file in re.findall(r"`([\w.*/]+)`", patches):
+            assert any(ROOT.glob(f"safecompile/_[ei]*/{file}")), (name, file)
+        for file in re.findall(r"`([\w.*/]+)`", facts):
+            assert (ROOT / "safecompile" / "_torch" / file).exists(), (name, file)
+        for file in re.findall(r"`([\w.*/]+)`", tests):
+            assert any(ROOT.glob(f"tests/unit/{file}")) or any(ROOT.glob(f"tests/{file}")), (name, file)
 
 
 def test_the_example_runs() -> None:
