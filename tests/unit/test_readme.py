@@ -127,10 +127,8 @@ def test_every_family_is_in_the_table() -> None:
     from safecompile._installing.families import all_families
 
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## What each part costs")[2]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
-    ]
-    table = {row[0]: row for row in rows[1:]}
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    table = {line[0].strip(): line for line in lines[1:]}
     assert set(table) == {family.name for family in all_families()}
     for name, (_, patches, _, facts, tests, _, _) in table.items():
         for file in re.findall(r"`([\w.*/]+)`", patches):
