@@ -78,7 +78,7 @@ def warmup(
     if environment.is_disabled():
         return []
     if not installer.is_installed() or dynamo.context_of_compiled(fn) is None:
-        msg = f"warmup() got {type(fn).__name__!r}, which is not compiled: pass what safe_compile() has returned."
+        msg = f"warmup() got a {type(fn).__name__!r} that is not compiled. Pass what safe_compile() has returned."
         raise SafeCompileError(msg)
     places = [""] if devices is None else [str(one) for one in devices]
     work = [(place, signature) for place in places for signature in inputs]
@@ -130,8 +130,8 @@ def _made(value: Any, place: str) -> Any:
         return made.requires_grad_(value.requires_grad)
     if value.device.type == "meta" or (place and value.device != torch.empty(0, device=place).device):
         msg = (
-            f"warmup() got a tensor on {value.device}, to be called on {place or 'no device'}, and copies none: pass "
-            "x.to('meta') and devices=, or tensors that are where they are to be used, without devices=."
+            f"warmup() got a tensor on {value.device} for a call on {place or 'no device'}, and it copies none. Pass "
+            "x.to('meta') with devices=, or tensors that are where you use them, without devices=."
         )
         raise SafeCompileError(msg)
     return value
@@ -143,7 +143,9 @@ def _run_backward(result: Any) -> None:
 
     outputs = [one for one in _tensors(result) if one.requires_grad]
     if not outputs:
-        msg = "warmup(backward=True): no output needs a gradient. Pass inputs or a model with requires_grad."
+        msg = (
+            "warmup(backward=True) found no backward: no output needs a gradient. Pass inputs with requires_grad=True."
+        )
         raise SafeCompileError(msg)
     leaves, seen, pending = [], set(), [one.grad_fn for one in outputs]
     while pending:

@@ -28,8 +28,8 @@ def cuda_graph_threads() -> int:
     text = os.environ.get("SAFECOMPILE_CUDA_GRAPH_THREADS", "16")
     if not text.isdecimal():
         msg = (
-            f"SAFECOMPILE_CUDA_GRAPH_THREADS is {text!r}, which is no number of threads: set it to a whole number, "
-            "0 for no CUDA graphs."
+            f"SAFECOMPILE_CUDA_GRAPH_THREADS is {text!r}, which is not a number of threads. Set it to a whole number "
+            "such as 16, or to 0 for no CUDA graphs."
         )
         raise SafeCompileError(msg)
     return int(text)
@@ -44,8 +44,8 @@ def max_wait_s() -> float | None:
         return seconds_to_wait(float(text))
     except ValueError:
         msg = (
-            f"SAFECOMPILE_MAX_WAIT_S is {text!r}, which is no number of seconds: set it to 0, so that no call waits "
-            "for another thread's compile, to a number such as 1.5, or not at all, for no limit."
+            f"SAFECOMPILE_MAX_WAIT_S is {text!r}, which is not a number of seconds. Set it to a number such as 1.5, or "
+            "to 0, so that no call waits for another thread's compile. Leave it out for no limit."
         )
         raise SafeCompileError(msg) from None
 
@@ -57,8 +57,8 @@ def seconds_to_wait(value: float | None) -> float | None:
     if isinstance(value, (int, float)) and value >= 0:
         return float(value)
     msg = (
-        f"max_wait_s is {value!r}, which is no number of seconds: give 0, so that no call waits for another thread's "
-        "compile, a number such as 1.5, or None for no limit."
+        f"max_wait_s is {value!r}, which is not a number of seconds. Give a number such as 1.5, or 0, so that no call "
+        "waits for another thread's compile, or None for no limit."
     )
     raise SafeCompileError(msg)
 
@@ -72,7 +72,8 @@ def check_gil() -> None:
     """Raises InstallError on an interpreter without the global interpreter lock."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         msg = (
-            "safecompile can't work on a Python without the global interpreter lock: torch.compile itself relies on "
-            "it. Nothing is patched. Start Python with PYTHON_GIL=1, or set SAFECOMPILE_DISABLE=1."
+            "safecompile does not work without Python's global interpreter lock (GIL), on which torch.compile itself "
+            "relies. Nothing is patched. Start Python with PYTHON_GIL=1. Or set SAFECOMPILE_DISABLE=1, and compile in "
+            "one thread only."
         )
         raise InstallError(msg)

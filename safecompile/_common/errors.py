@@ -34,9 +34,9 @@ class HostMismatchError(SafeCompileError):
     def __init__(self, family: str, what: str, version: str = "") -> None:
         self.family, self.what, self.version = family, what, version
         super().__init__(
-            f"safecompile can't protect this torch ({version or 'unknown version'}): the '{family}' patches need "
-            f"{what}. Nothing is patched, so torch.compile is as unsafe under threads as without safecompile. "
-            "Install a supported torch (see README), or set SAFECOMPILE_DISABLE=1 to run plain torch.compile."
+            f"safecompile does not fit this torch ({version or 'unknown version'}): its '{family}' patches need "
+            f"{what}. Nothing is patched, and compiled functions raise this error rather than run unprotected. Install "
+            "a release of torch that README names, or set SAFECOMPILE_DISABLE=1 to use plain torch.compile."
         )
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
@@ -66,9 +66,9 @@ class RecompileError(SafeCompileError):
         self.function, self.where, self.device, self.guards = function, where, device, guards
         why = "\n".join(f"- {one}" for one in guards) or "- there is no compiled version"
         super().__init__(
-            f"this call of {function} ({where}) on {device} would compile, after safecompile.warmup() was to compile "
-            "all that is needed. Add its signature to the warmup(), or pass recompiles_are_errors=False to it. "
-            f"What does not fit:\n{why}"
+            f"this call of {function} ({where}) on {device} would compile, and safecompile.warmup() has closed the "
+            "function to compiles. Add the inputs of this call to the warm-up, or pass recompiles_are_errors=False to "
+            f"it. What does not fit:\n{why}\n"
         )
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str, list[str]]]:

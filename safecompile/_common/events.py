@@ -23,8 +23,8 @@ def _from_environment() -> float:
         seconds = -1.0
     if seconds <= 0.0:
         log.warning(
-            "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds: long waits are "
-            "reported after 60 s. Set it to a number such as 30. More: docs/debugging.md#errors-and-warnings",
+            "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds, so long waits are reported "
+            "after 60 s. Set it to a number such as 30. More: docs/debugging.md#errors-and-warnings",
             text,
         )
         return 60.0
@@ -76,11 +76,10 @@ def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | Non
     del frame
     names = {t.ident: t.name for t in threading.enumerate()}
     log.warning(
-        "%r has waited %.0f s in the first call of %s (%s:%d) on %s for thread %r, which is compiling. If that "
-        "thread waits for this one (a barrier, a queue or a collective inside the compile), the program is "
-        "deadlocked, and SAFECOMPILE_MAX_WAIT_S=1 is a way out: a call that has waited for so many seconds runs "
-        "uncompiled, this once. Otherwise it goes on when the compile ends. More: docs/debugging.md#it-hangs. Stack of "
-        "%r:\n%s",
+        "thread %r has waited %.0f s in a call of %s (%s:%d) on %s, because thread %r is compiling. It goes on when "
+        "that compile ends. If the stack below ends in a wait for another thread (a barrier, a queue, a collective), "
+        "this may be a deadlock: move that wait out of the compile, or set SAFECOMPILE_MAX_WAIT_S=1, so that a call "
+        "that has waited a second runs uncompiled, this once. More: docs/debugging.md#it-hangs. Stack of %r:\n%s",
         threading.current_thread().name,
         waited_s,
         getattr(code, "co_qualname", code.co_name),
@@ -106,9 +105,9 @@ def warn_of_wrapping(code: CodeType, name: str, device: str = "") -> None:
         return
     _told_of.add(name)
     log.warning(
-        "%s (%s:%d) was compiled while another thread is inside torch.fx.symbolic_trace, for which FX has wrapped %r "
-        "in this file for all threads. The result is right, but the function may be compiled again, which counts in "
-        "recompile_limit. To avoid it, trace before the threads start, or keep %r out of a file that is traced. "
+        "%s (%s:%d) was compiled while another thread is inside torch.fx.symbolic_trace, which has replaced %r in this "
+        "file for every thread. The result is right, but the function may be compiled once more, which counts in "
+        "recompile_limit. To avoid it, trace before the threads start, or keep %r out of files that are traced. "
         "More: docs/debugging.md#it-compiles-again-and-again",
         getattr(code, "co_qualname", code.co_name),
         code.co_filename,
@@ -124,9 +123,9 @@ def warn_of_backward_without_compiled_autograd() -> None:
         return
     _told_of.add("compiled autograd")
     log.warning(
-        "a backward of %r runs without compiled autograd: it can begin only while no other backward of the process "
-        "runs. The gradients are the same. If speed matters, let the threads take turns in backward. "
-        "More: docs/debugging.md#it-is-slow-at-first",
+        "a backward pass of thread %r runs without compiled autograd, because another thread's backward was running "
+        "when it began. The gradients are the same. If speed matters, let the threads take turns in backward. "
+        "More: docs/debugging.md#errors-and-warnings",
         threading.current_thread().name,
     )
 
@@ -138,9 +137,9 @@ def warn_of_changing_container(code: CodeType, error: BaseException) -> None:
         return
     _told_of.add(where)
     log.warning(
-        "%s runs uncompiled, this once: another thread keeps changing a dict, list or set that it reads, and torch "
-        "failed to trace it (%s). The result is as in eager mode; later calls try to compile again. Pass each call a "
-        "container of its own, such as a copy. More: docs/debugging.md#it-runs-uncompiled",
+        "%s runs uncompiled, this once, because another thread keeps changing a dict, list or set that it reads, and "
+        "torch could not trace it (%s). Pass each call a container of its own, such as a copy. The next call tries to "
+        "compile again. More: docs/debugging.md#it-runs-uncompiled",
         where,
         f"{type(error).__name__}: {error}".partition("\n")[0],
     )
@@ -150,9 +149,10 @@ def warn_of_uncompiled(code: CodeType, device: str, waited_s: float) -> None:
     """Logs, once for a function, that a call of it runs uncompiled because another thread's compile takes long."""
     _warn_once(
         code,
-        "runs uncompiled on %s, this once: another thread is compiling, and this call has waited %.1f s, which is its "
-        "max_wait_s. Later calls look for compiled code again. Such calls are slower and draw other random numbers. To "
-        "have none, compile before the threads start (safecompile.warmup), or raise max_wait_s.",
+        "runs uncompiled on %s, this once: it has waited %.1f s for another thread's compile, which is its max_wait_s. "
+        "It is slower, and its dropout draws other numbers; the next call looks for compiled code again. To have none "
+        "of this, compile before the threads start (safecompile.warmup), or raise max_wait_s. "
+        "More: docs/debugging.md#it-runs-uncompiled",
         device,
         waited_s,
     )
@@ -163,7 +163,8 @@ def warn_of_wait_without_limit(code: CodeType, why: str) -> None:
     _warn_once(
         code,
         "waits for another thread's compile, whatever max_wait_s says: %s. Uncompiled it might fail, hang or take all "
-        "memory. To have no wait, compile it before the threads start (safecompile.warmup).",
+        "memory. To have no wait, compile it before the threads start (safecompile.warmup). "
+        "More: docs/debugging.md#it-is-slow-at-first",
         why,
     )
 

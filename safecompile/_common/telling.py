@@ -102,7 +102,7 @@ def deliver() -> None:
         except Exception:
             subscription.end()
             log.warning(
-                "a subscriber to safecompile's events raised, and is called no more; the call that it was told of goes "
-                "on. Mend it and subscribe again. More: docs/debugging.md#events",
+                "a subscriber to safecompile's events raised, and is not called again. Your program goes on. Mend the "
+                "callback and subscribe it again. More: docs/debugging.md#events",
                 exc_info=True,
             )

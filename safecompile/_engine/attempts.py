@@ -23,8 +23,8 @@ ATTEMPTS_AT_MOST = 8
 CAPTURE_IS_OVER_S: Final = 0.05
 
 _NOTE = (
-    "safecompile: other threads worked while torch traced this call. If one of them changed an argument meanwhile "
-    "(a dict or a list that got longer or shorter), that is the cause. Pass each call a container of its own."
+    "safecompile: other threads worked while torch traced this call. If one of them changed an argument (a dict or a "
+    "list that got longer or shorter), that may be the cause. Pass each call a container of its own."
 )
 
 

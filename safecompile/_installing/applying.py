@@ -131,8 +131,9 @@ def _take_out(family: Family, part: Part, what: str) -> None:
     _undo(family)
     family.problem = what
     warnings.warn(
-        f"safecompile leaves its '{family.name}' patches off: this torch ({dynamo.version()}) does not have what they "
-        f"need: {what}. The other patches are in. Set SAFECOMPILE_STRICT=1 to make this an error.",
+        f"safecompile leaves its '{family.name}' patches out, because this torch ({dynamo.version()}) lacks what they "
+        f"need: {what}. All others are in. 'python -m safecompile report' tells what is not protected. "
+        "SAFECOMPILE_STRICT=1 makes this an error.",
         SafeCompileWarning,
         stacklevel=2,
     )

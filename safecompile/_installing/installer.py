@@ -157,8 +157,8 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
             _installed = False
             for what in left:
                 warnings.warn(
-                    f"safecompile.uninstall() leaves {what} as it is: somebody else has patched it since. It may "
-                    "still call into safecompile; undo the later patch first, then call uninstall() again.",
+                    f"safecompile.uninstall() leaves {what} as it is, because something else has patched it since. It "
+                    "may still call into safecompile. Undo the later patch first, then call uninstall() again.",
                     SafeCompileWarning,
                     stacklevel=2,
                 )
@@ -171,15 +171,16 @@ def _quiet(what: str, timeout_s: float) -> Iterator[None]:
 
     if torch_fx.traces_here() or compiled_autograd.is_in_use_here():
         msg = (
-            f"safecompile.{what}() was called in the middle of a trace or compile of its own thread, or with compiled "
-            f"autograd on, where nothing can be patched. Nothing was changed. Call {what}() before or after it."
+            f"safecompile.{what}() was called by a thread that is tracing or compiling, or has compiled autograd on. "
+            f"Nothing can be patched then. Nothing was changed. Call {what}() before or after it."
         )
         raise InstallError(msg)
 
     def give_up(who: str) -> InstallError:
         return InstallError(
-            f"safecompile.{what}() waited {timeout_s:g} s for another thread that is {who}. Nothing was changed, and "
-            f"compiled functions go on as before. Call {what}() before the threads start, or when they are idle."
+            f"safecompile.{what}() waited {timeout_s:g} s for another thread, which is still {who}. Nothing was "
+            "changed, and compiled functions go on as before. "
+            f"Call {what}() before the threads start, or when they are idle."
         )
 
     # The order of locks, everywhere: torch's compile lock, a module's import lock, applying.installing. A thread that
@@ -212,9 +213,9 @@ def _warn_of_late_references() -> None:
     _warned.update(late)
     if late:
         warnings.warn(
-            f"safecompile was installed after these took a reference to a part of torch that it replaces: "
-            f"{', '.join(sorted(late))}. Calls through them run as in plain torch. Put 'import safecompile.patch_all' "
-            "before the imports that take them.",
+            f"these names were taken from torch before safecompile was installed: {', '.join(sorted(late))}. Calls "
+            "through them run as in plain torch, unprotected. Put 'import safecompile.patch_all' before the imports "
+            "that take them.",
             LateInstallWarning,
             stacklevel=3,
         )

@@ -150,9 +150,9 @@ def _begin() -> Trees | None:
     if not _told:
         _told = True
         events.log.warning(
-            "%r runs without CUDA graphs, and so does each further thread: %d threads have them, and each needs memory "
-            "of its own. Results are the same, calls are slower. Set SAFECOMPILE_CUDA_GRAPH_THREADS to allow more. "
-            "More: docs/debugging.md#errors-and-warnings",
+            "thread %r runs without CUDA graphs, and so will each further thread: %d threads have them already, each "
+            "with memory of its own. Results are the same, calls are slower. SAFECOMPILE_CUDA_GRAPH_THREADS sets their "
+            "number. More: docs/debugging.md#errors-and-warnings",
             threading.current_thread().name,
             most,
         )

@@ -135,8 +135,8 @@ class _Wait:
             self.told = True
             stack = traceback.format_stack(self.wanted.frame) if self.wanted.frame is not None else []
             events.log.warning(
-                "%r has waited %.0f s for the first launch of the Triton kernel %s, which another thread makes. It "
-                "goes on when that ends. More: docs/debugging.md#it-hangs. That launch was called here:\n%s",
+                "thread %r has waited %.0f s for another thread's first launch of the Triton kernel %s. It goes on "
+                "when that launch ends. More: docs/debugging.md#it-hangs. The launch was called here:\n%s",
                 threading.current_thread().name,
                 waited,
                 host.name_of(self.kernel),

@@ -42,9 +42,13 @@ def _families(found: dict[str, Any]) -> Iterator[str]:
     elif not found["installed"]:
         yield "Patches: not installed. torch.compile is plain torch's. Call safecompile.install() to put them in."
     else:
-        yield "Patches: installed"
+        fitting = [name for name, family in found["families"].items() if family["state"] != "off"]
+        yield "Patches: installed" if fitting else "Patches: none are in. These must be, and do not fit this torch:"
         for name, family in found["families"].items():
+            if not fitting and not family["does_not_fit"]:
+                continue
             line = f"  {name:<22} {family['state']:<11} {family['why']}"
+            line += f". They are for: {family['is_for']}" if family["does_not_fit"] else ""
             yield from textwrap.wrap(line, 100, subsequent_indent=" " * 37, break_on_hyphens=False)
     if found["late_references"]:
         late = ", ".join(found["late_references"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import platform
@@ -123,6 +125,10 @@ def _try_out(torch: Any) -> str | None:
             torch.cuda.init()
     except Exception as error:  # noqa: BLE001  a report tells of it
         return f"{type(error).__name__}: {error}"
+    for name in {part.module for family in applying.families for part in family.parts}:
+        # What this torch lacks, or what needs a package that is not there, goes on waiting.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     return None
 
 
@@ -153,7 +159,8 @@ def _family(family: Family) -> dict[str, Any]:
         why = f"for the import of {', '.join(p.module for p in family.parts if not family.has(p))}"
     home = sys.modules.get(family.parts[0].build.__module__)
     is_for = (getattr(home, "__doc__", None) or "").partition("\n")[0]
-    return {"state": state, "why": why, "is_for": is_for, "patches": applied}
+    fits = {"does_not_fit": family.problem is not None}
+    return {"state": state, "why": why, "is_for": is_for, "patches": applied, **fits}
 
 
 def _late_references() -> list[str]:

@@ -322,6 +322,6 @@ def test_a_wrong_number_of_threads() -> None:
     safecompile.uninstall()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SAFECOMPILE_CUDA_GRAPH_THREADS", "many")
-        with pytest.raises(safecompile.SafeCompileError, match="'many', which is no number"):
+        with pytest.raises(safecompile.SafeCompileError, match="'many', which is not a number"):
             safecompile.install()
     assert not safecompile.is_installed()

@@ -57,6 +57,8 @@ def test_log_messages_link(caplog: pytest.LogCaptureFixture) -> None:
         events.warn_of_wrapping(code, "sqrt")
         events.warn_of_backward_without_compiled_autograd()
         events.warn_of_changing_container(code, RuntimeError("changed"))
+        events.warn_of_uncompiled(code, "cpu", 1.0)
+        events.warn_of_wait_without_limit(code, "it is a test")
     events._told_of.clear()
-    assert len(caplog.records) == 4
+    assert len(caplog.records) == 6
     assert all(LINK.search(record.getMessage()) for record in caplog.records)

@@ -78,8 +78,8 @@ class watch:  # noqa: N801 - used as a function is
         """Begins to watch; see the class for what it raises."""
         if installer.is_installed():
             msg = (
-                "safecompile.watch() looks at plain torch, and safecompile's patches are in, which prevent what it "
-                "looks for. Nothing is watched. Call safecompile.uninstall() first, or set SAFECOMPILE_DISABLE=1."
+                "safecompile.watch() looks at plain torch, but safecompile's patches are in, and prevent what it looks "
+                "for. Nothing is watched. Call safecompile.uninstall() first, or set SAFECOMPILE_DISABLE=1."
             )
             raise InstallError(msg)
         self._began, self._disabled = time.monotonic(), os.environ.get("SAFECOMPILE_DISABLE")
@@ -108,8 +108,8 @@ class watch:  # noqa: N801 - used as a function is
         self._seconds = time.monotonic() - self._began
         for what in left:
             warnings.warn(
-                f"safecompile.watch() leaves {what} as it is: somebody else has patched it since. It may cost time; "
-                "the program runs as before.",
+                f"safecompile.watch() leaves {what} as it is, because something else has patched it since. It may cost "
+                "time; the program runs as before.",
                 SafeCompileWarning,
                 stacklevel=2,
             )
@@ -137,4 +137,4 @@ class watch:  # noqa: N801 - used as a function is
     def _log_cycles(self) -> None:
         for one in self.findings:
             if one.kind == "cycle":
-                events.log.warning("safecompile.watch() has found a wait in a cycle, or what may be one:\n%s", one)
+                events.log.warning("safecompile.watch() has found threads that may wait for each other:\n%s", one)
