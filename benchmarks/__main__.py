@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _plots, _report, call_overhead, cold_start, contention, costs, drafters, hot, readers
+from . import _plots, _report, call_overhead, cold_start, contention, costs, drafters, hot, readers, serving
 from ._common import RESULTS, environment, result_path, say
 
 MODULES: dict[str, Any] = {
@@ -19,6 +19,7 @@ MODULES: dict[str, Any] = {
     "drafters": drafters,
     "hot": hot,
     "readers": readers,
+    "serving": serving,
 }
 
 #: The command lines of the two settings. Short proves that everything works; full is long enough to be shown.
@@ -44,6 +45,7 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
         "drafters": ["--configs", "safe:1x2,plain:1x2", "--backend", "eager", "--steps", "3"],
         "hot": ["--blocks", "2", "--steps", "2", "--runs", "1", "--backend", "eager"],
         "readers": ["--rounds", "2", "--calls", "2000"],
+        "serving": ["--threads", "4", "--seconds", "3", "--rounds", "1", "--variants", "eager|safe, max_wait_s=0"],
     },
     "full": {
         "call_overhead": ["--blocks", "200", "--samples", "25"],
@@ -53,6 +55,7 @@ SETTINGS: dict[str, dict[str, list[str]]] = {
         "drafters": ["--configs", "single:1x1,warmup:5x3,safe:5x3,plain:5x3", "--runs", "3"],
         "hot": ["--blocks", "40", "--runs", "2"],
         "readers": ["--rounds", "40"],
+        "serving": ["--seconds", "30", "--rounds", "5"],
     },
 }
 

@@ -21,7 +21,13 @@ def draw_all(folder: Path = RESULTS) -> list[Path]:
         return []
     mpl.use("svg")
     mpl.rcParams.update({"svg.hashsalt": "safecompile", "font.size": 9, "axes.spines.top": False})
-    painters = {"call_overhead": _overhead, "cold_start": _cold_start, "drafters": _drafters, "contention": _contention}
+    painters = {
+        "call_overhead": _overhead,
+        "cold_start": _cold_start,
+        "drafters": _drafters,
+        "contention": _contention,
+        "serving": _serving,
+    }
     drawn: list[Path] = []
     for file in sorted(folder.glob("*.json")):
         data = json.loads(file.read_text())
@@ -152,6 +158,26 @@ def _contention(data: dict[str, Any], stem: Path) -> list[Path]:
     label = "latency of a warm call in microseconds, p99, and up to the longest"
     intervals = [(row["p99"], row["max"]) for row in rows]
     return [_bars(stem.with_name(f"{stem.name}.svg"), names, [row["p99"] for row in rows], intervals, label, log=True)]
+
+
+def _serving(data: dict[str, Any], stem: Path) -> list[Path]:
+    """Draws the latency of each answer over time, a panel for each way to serve."""
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in data["table"] if row.get("points")]
+    figure, grid = plt.subplots(
+        len(rows), 1, figsize=(7, 1.3 * len(rows) + 0.5), sharex=True, sharey=True, squeeze=False
+    )
+    for axes, row in zip(grid[:, 0], rows, strict=True):
+        at, took = zip(*row["points"], strict=True)
+        axes.scatter(at, took, s=4, color=BAR)
+        axes.set_yscale("log")
+        axes.set_title(
+            f"{row['variant']}: longest {row['longest_ms'] / 1e3:.1f} s, {row['answers']} answers", loc="left"
+        )
+    grid[-1, 0].set_xlabel("seconds since the cold start, of the request")
+    figure.supylabel("latency of the answer in ms")
+    return [_saved(figure, stem.with_name(f"{stem.name}.svg"))]
 
 
 if __name__ == "__main__":

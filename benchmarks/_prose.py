@@ -15,7 +15,7 @@ it has imported by up to three per cent.
 pip install -e .[bench]                     # matplotlib, for the pictures; without it there are the tables alone
 python -m benchmarks                        # everything, short: some minutes on two cores
 python -m benchmarks --setting full         # everything, with at least the settings below: an hour or more
-python -m benchmarks --only cold_start      # or call_overhead, contention, costs, drafters, hot, readers
+python -m benchmarks --only cold_start      # or call_overhead, contention, costs, drafters, hot, readers, serving
 python -m benchmarks.overlap --runs 3       # an experiment: the compile lock given up while kernels compile
 ```
 
@@ -68,6 +68,15 @@ backend `staged` sleeps 5 s in each compile, and so shows the waits without the 
 A thread calls a compiled function while two others are busy. Calls that fail are in the percentiles: beside `traces`,
 a quarter of plain torch's fail, and quickly. With the library none fails, and each shares the interpreter with two
 threads that trace. Beside `resets` p50 is of warm calls; p95 and above compile again.
+""",
+    ),
+    "serving": (
+        "A cold server",
+        """\
+32 threads answer requests of mixed batch sizes with one cold model (Inductor), each way in a process of its own. An
+answer is everything from the request on: a wait, an uncompiled call. The thread that compiles pays for the compile in
+each way: its answer is the longest. *Beside a compile*: in one process and in turns, 31 threads with `max_wait_s=0`
+beside the one that compiles their function, and 31 eager ones beside one that makes the same compile.
 """,
     ),
     "readers": (

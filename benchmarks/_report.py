@@ -114,6 +114,18 @@ def _contention(data: dict[str, Any]) -> str:
     return text + table([*(n.replace("_", " ") for n in names), "ended"], rows)
 
 
+def _serving(data: dict[str, Any]) -> str:
+    names = ("p50_ms", "p95_ms", "p99_ms", "longest_ms", "longest_first_ms", "answers", "uncompiled", "failed")
+    rows = ([row["variant"], *(row.get(n) for n in names), "; ".join(row.get("errors", []))] for row in data["table"])
+    text = table(["", *(name.replace("_", " ") for name in names), "errors"], rows)
+    medians, ratios = data["beside"].get("medians", {}), data["beside"].get("ratios", {})
+    text += "\nBeside a compile, medians of the rounds:\n\n"
+    shown = ("p50_ms", "p99_ms", "compile_s", "answers")
+    text += table(["", *shown], ([way, *(one[n] for n in shown)] for way, one in medians.items()))
+    text += f"\nRatios: p50 {ratios.get('p50_ms')}, p99 {ratios.get('p99_ms')}.\n"
+    return text + (f"\n{data['note']}.\n" if "note" in data else "")
+
+
 def _end(row: dict[str, Any]) -> str:
     return "well" if "p50" in row else "; ".join(row["errors"])
 
@@ -233,6 +245,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "costs": _costs,
     "drafters": _drafters,
     "hot": _hot,
+    "serving": _serving,
     "overlap": _overlap,
 }
 

@@ -42,6 +42,14 @@ def _contention(data: dict[str, Any]) -> Iterator[Row]:
     yield "warm calls that fail beside compiles, traces and resets", "0", str(failed), failed == 0
 
 
+def _serving(data: dict[str, Any]) -> Iterator[Row]:
+    ratios = data["beside"].get("ratios", {})
+    for name, limit in (("p50_ms", 1.5), ("p99_ms", 3.0)):
+        if name in ratios:
+            what = f"{name[:3]} of calls with max_wait_s=0 beside their compile, eager beside the same compile = 1"
+            yield what, f"at most {limit:g}", f"{ratios[name]:.2f}", ratios[name] <= limit
+
+
 def _readers(data: dict[str, Any]) -> Iterator[Row]:
     table, version = data["table"], data["environment"]["torch"].partition("+")[0]
 
@@ -148,6 +156,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "drafters": _drafters,
     "hot": _hot,
     "readers": _readers,
+    "serving": _serving,
     "costs": _costs,
 }
 

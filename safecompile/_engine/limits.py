@@ -82,6 +82,12 @@ class Limit:
             events.warn_of_wait_without_limit(code, self.why_none)
 
 
+def tell_of_a_backward(code: CodeType) -> None:
+    """Warns, once for a function and if there is any limit, that the compile of its backward is waited for."""
+    if _given or of_process is not None:
+        events.warn_of_wait_without_limit(code, "its backward is not compiled yet")
+
+
 def rules_compile(code: CodeType) -> bool:
     """Tells whether ``code`` has run uncompiled before: then torch's rules, which take long, need not be asked."""
     reference = _rules_compile.get(id(code))
@@ -95,7 +101,7 @@ def why_it_waits(callback: Any, frame: Any) -> str | None:
     """
     if dynamo.in_backward():
         return "it runs inside a backward pass"
-    if dynamo.exports(callback):
+    if eager.exports(callback):
         return "it is being exported"
     if eager.stance_forbids_compiles():
         return "the stance forbids compiles"

@@ -31,7 +31,7 @@ from typing import Any
 
 from .._common import events, forks, waits
 from .._isolation import kernel_gates, open_compiles, settings, slots
-from .._torch import cache, dynamo
+from .._torch import cache, dynamo, eager
 from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 from .lookup import find
@@ -128,7 +128,7 @@ class _Call:
         if skip is not None:
             self.result = cache.skipped_again(self.callback, skip, self.frame)
             return
-        dynamo.note_uncompiled(self.frame)
+        eager.note_uncompiled(self.frame)
         self.result = cache.uncompiled_this_once()
 
     def wait_for(self, flight: Flight) -> bool:

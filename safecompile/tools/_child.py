@@ -38,7 +38,8 @@ class Row:
     """What came of one workload on one side.
 
     ``outcome`` is ``"finished"``, ``"raised"``, ``"hung"``, ``"wrong numbers"`` or ``"crashed"``; ``eager`` counts the
-    calls of a compiled function that torch ran uncompiled without a word.
+    calls of a compiled function that torch ran uncompiled without a word; the ``_ms`` tell how long calls took, and
+    the longest of the threads' first ones.
     """
 
     workload: str
@@ -53,6 +54,10 @@ class Row:
     first_error: str | None = None
     hung_at: str | None = None
     log: str | None = None
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    longest_first_ms: float = 0.0
 
     @property
     def right(self) -> bool:

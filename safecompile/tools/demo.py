@@ -65,7 +65,8 @@ def run(
             ready = run_child("warm-up", "plain", replace(plan, time_limit_s=max(limit, 60.0)), progress)
             progress.end(f"  warm-up: {ready.outcome}")
         for name in workloads:
-            for one in SIDES if side == "both" else (side,):
+            sides = SIDES if side == "both" else (side,)
+            for one in (*sides, "no wait") if name == "server" and side != "plain" else sides:
                 progress.begin(f"  {name}, {one} ...")
                 row = run_child(name, one, plan, progress)
                 rows.append(row)

@@ -17,7 +17,7 @@ import pytest
 from safecompile._common import waits
 from safecompile._engine import flights, frames, limits, miss, retry, returned
 from safecompile._isolation import open_compiles
-from safecompile._torch import cache, dynamo, threads
+from safecompile._torch import cache, dynamo, eager, threads
 
 from .scheduler import Scheduler
 
@@ -150,7 +150,7 @@ class FakeTorch:
             ),
             "skipped_again": lambda callback, result, frame: result,
         }.items():
-            patch.setattr(dynamo if hasattr(dynamo, name) else cache, name, stand_in)
+            patch.setattr(next(one for one in (dynamo, cache, eager) if hasattr(one, name)), name, stand_in)
         patch.setattr(retry, "_wrappers", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
         patch.setattr(threads, "others_are_alive", lambda: True)
         patch.setattr(threads, "have_worked", lambda since: True)

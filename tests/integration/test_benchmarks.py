@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.stress
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "benchmark", ["call_overhead", "cold_start", "contention", "costs", "drafters", "hot", "readers"]
+    "benchmark", ["call_overhead", "cold_start", "contention", "costs", "drafters", "hot", "readers", "serving"]
 )
 def test_short_setting(tmp_path, benchmark):
     """Each benchmark's short setting ends well and writes a result that names no folder of the machine."""
@@ -56,6 +56,9 @@ def _check(benchmark, data):
     elif benchmark == "hot":
         assert [row["name"] for row in data["summary"]] == ["warmup", "warmup again", "safe"]
         assert data["runs"][0]["compiled_while_hot"]["safe"] == 0
+    elif benchmark == "serving":
+        assert not any(row["failed"] for row in data["table"])
+        assert data["beside"]["ratios"]
     elif benchmark == "readers":
         assert data["modules_code_is_torchs_own"]
     else:
