@@ -50,7 +50,11 @@ def _run_tests(session: nox.Session, torch: str) -> None:
         name = f"{session.python or ''}-{torch}.xml"
         report = [f"--junitxml={folder}/{name}"] if (folder := os.environ.get("JUNIT_FOLDER")) else []
         session.run(
-            "python", "-m", "pytest", *report, *(session.posargs or (NOT_OF_TORCH, *MARKS, *_folders_with_tests(session)))
+            "python",
+            "-m",
+            "pytest",
+            *report,
+            *(session.posargs or (NOT_OF_TORCH, *MARKS, *_folders_with_tests(session))),
         )
     finally:
         # Up to 5 GB each. ``nox -r`` keeps it for the next run.

@@ -13,6 +13,7 @@ Who waits for whom:
 - While one thread compiles a function for a device, the others that want the same wait for its result and use it.
 - A call for another device waits at most for the trace, never for another device's result.
 - A call that finds its compiled code waits for nothing, and costs what it costs in plain torch.
+- With ``max_wait_s`` a call that has waited for so long runs uncompiled, this once, unless it must be compiled.
 - Symbolic traces (``torch.fx.symbolic_trace``, ``make_fx``) wait for nobody, and nobody else sees them.
 
 Importing this package changes nothing and does not import torch. ``install()`` puts the patches in,

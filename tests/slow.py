@@ -1,6 +1,6 @@
 """Which tests are slow: those named in ``slow.txt``. They run with ``-m slow``, as CI does.
 
-The list is made from a run of everything on a quiet machine: the slowest go, until the others take ``--budget`` seconds.
+The list is made from a run of everything on a quiet machine: the slowest go, until the rest takes ``--budget`` seconds.
 
     python -m pytest -m "not stress and not programs and not census" --junitxml=all.xml
     python -m tests.slow all.xml --budget 200
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 LIST = Path(__file__).with_name("slow.txt")
 #: The others are never so quick that a test below this is worth leaving out.
@@ -42,7 +42,7 @@ def slowest(seconds: dict[str, float], budget_s: float) -> list[str]:
 def measured(report: Path) -> dict[str, float]:
     """Returns the seconds of each test function in a JUnit report, all its parameters together."""
     seconds: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):
         folder, _, rest = case.get("classname", "").removeprefix("tests.").partition(".")
         file = rest.replace(".", "/")
         name = f"{folder}/{file}.py::{case.get('name', '').partition('[')[0]}"

@@ -21,7 +21,7 @@ from .._isolation import kernel_gates, settings
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
-from . import flights, miss
+from . import flights, limits, miss
 
 
 def patches_of_runtime_wrappers(module: ModuleType) -> list[Patch]:
@@ -121,7 +121,9 @@ class _Turn:
         role, outcome = "follower", "failed"
         try:
             try:
-                flights.wait_for_lock(lock, self.code, self.device)
+                if not lock.acquire(blocking=False):
+                    limits.tell_of_a_backward(self.code)
+                    flights.wait_for_lock(lock, self.code, self.device)
                 waited_s = monotonic() - began
                 result = compiled()
                 if result is not None:

@@ -77,6 +77,12 @@ class Limit:
             events.warn_of_wait_without_limit(code, self.why_none)
 
 
+def tell_of_a_backward(code: CodeType) -> None:
+    """Warns, once for a function and if there is any limit, that the compile of its backward is waited for."""
+    if _given or of_process is not None:
+        events.warn_of_wait_without_limit(code, "its backward is not compiled yet")
+
+
 def why_it_waits(callback: Any, frame: Any) -> str | None:
     """Returns why a call must not run uncompiled, or None. It calls no code of the user's.
 
@@ -84,7 +90,7 @@ def why_it_waits(callback: Any, frame: Any) -> str | None:
     """
     if dynamo.in_backward():
         return "it runs inside a backward pass"
-    if dynamo.exports(callback):
+    if eager.exports(callback):
         return "it is being exported"
     if eager.stance_forbids_compiles():
         return "the stance forbids compiles"

@@ -31,7 +31,7 @@ from typing import Any
 
 from .._common import activity, events, forks, waits
 from .._isolation import default_device, kernel_gates, open_compiles, settings, slots
-from .._torch import cache, dynamo, frame_rules
+from .._torch import cache, dynamo, eager, frame_rules
 from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
 from .flights import Flight, Retry, flights, wait_for_lock, warn_of_wait
 from .lookup import find
@@ -129,7 +129,7 @@ class _Call:
         if skip is not None:
             self.result = cache.skipped_again(self.callback, skip, self.frame)
             return
-        dynamo.note_uncompiled(self.frame)
+        eager.note_uncompiled(self.frame)
         self.result = cache.uncompiled_this_once()
 
     def wait_for(self, flight: Flight) -> bool:

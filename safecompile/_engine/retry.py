@@ -34,7 +34,7 @@ from typing import Final
 from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import ClosurePatch, CodePatch, Patch
-from .._torch import dynamo
+from .._torch import dynamo, eager
 from . import flights
 
 #: The name of the local variable by which torch's wrapper says that it has called again already.
@@ -114,7 +114,7 @@ def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
     if change.changed != 1:
         msg = "one 'fn(*args, **kwargs)' in the wrapper of a compiled function"
         raise LookupError(msg)
-    code = rewriting.with_constants(code, {_RETRY: flights.Retry, _REALLY: dynamo.really_nothing_compiled})
+    code = rewriting.with_constants(code, {_RETRY: flights.Retry, _REALLY: eager.really_nothing_compiled})
     wrappers = _WrapperPatch(dynamo.wrapper_code(call.__code__), dynamo.wrapper_code(code))
     return [CodePatch(call, code), wrappers]
 

@@ -11,9 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Final
-
-from . import threads
+from typing import Any
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -74,38 +72,6 @@ def set_region(identity: int) -> None:
     from torch._C._dynamo import eval_frame
 
     eval_frame.set_eval_frame_isolate_recompiles_id(identity)
-
-
-def really_nothing_compiled(fn: Any) -> bool:
-    """Tells whether a fullgraph call of ``fn`` has run no compiled frame, or another thread has changed its count."""
-    # torch 2.12-2.14. Reasons are collected per thread: a frame that was left alone has one. Frames of torch's own that
-    # run around compiled code are left alone too, if Dynamo is asked about them while the count says "not in a call".
-    eval_frame = sys.modules[EVAL_FRAME]
-    reasons = list(map(str, eval_frame.get_skip_reasons()))
-    if any(reason.endswith(_UNCOMPILED) for reason in reasons):
-        return False
-    if not threads.others_are_alive() or hasattr(fn, "_torchdynamo_disable"):
-        return True
-    own = (str(eval_frame.__file__), str(sys.modules["torch._compile"].__file__))
-    return any(not any(path in reason for path in own) for reason in reasons)
-
-
-_UNCOMPILED: Final = "safecompile: uncompiled, this once"
-
-
-def note_uncompiled(frame: Any) -> None:
-    """Notes, where a call with fullgraph=True counts its compiled frames, that this one is not to be one."""
-    # torch 2.12+ counts.
-    note = getattr(sys.modules[EVAL_FRAME], "add_skip_reason", None)
-    if note is not None:
-        note(_UNCOMPILED, frame)
-
-
-def exports(callback: Any) -> bool:
-    """Tells whether a miss is one of ``torch._dynamo.export``, which wants the graph."""
-    # torch 2.7-2.8: the attribute is named as for functions. Drop the second name when min torch > 2.8.
-    convert = getattr(callback, "_torchdynamo_orig_backend", getattr(callback, "_torchdynamo_orig_callable", None))
-    return bool(getattr(convert, "_export", False))
 
 
 def is_internal_error(error: Exception) -> bool:

@@ -48,7 +48,7 @@ class Row:
 
     ``outcome`` is ``"finished"``, ``"raised"``, ``"hung"`` (it had stopped), ``"too slow"`` (it still worked at its
     limit), ``"wrong numbers"`` or ``"crashed"``; ``eager`` counts the calls of a compiled function that torch ran
-    uncompiled without a word.
+    uncompiled without a word; the ``_ms`` tell how long calls took, and the longest of the threads' first ones.
     """
 
     workload: str
@@ -65,6 +65,10 @@ class Row:
     hung_at: str | None = None
     log: str | None = None
     measured_s: float | None = None
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    longest_first_ms: float = 0.0
     compiling = ""  # what the live line says; no field, and not printed
 
     @property

@@ -9,7 +9,7 @@ import time
 from ._child import Row
 
 WIDTH = 100
-_FORMAT = "{:<9} {:<6} {:<14} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9}"
+_FORMAT = "{:<9} {:<7} {:<14} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9}"
 
 
 class Progress:
@@ -50,13 +50,16 @@ def table(rows: list[Row]) -> str:
     """Returns all rows as a table of at most 100 columns, with the first errors below it."""
     lines = [
         _FORMAT.format("workload", "side", "outcome", "calls", "raised", "wrong", "eager", "compiles", "seconds"),
-        "-" * 89,
+        "-" * 90,
     ]
     notes = []
     for row in rows:
         counts = [f"{n:,}" for n in (row.calls, row.raised, row.wrong, row.eager, row.compiles)]
         lines.append(_FORMAT.format(row.workload, row.side, row.outcome, *counts, f"{row.seconds:.1f}"))
         what = f"{row.workload}, {row.side}"
+        if row.workload == "server" and row.calls:
+            parts = (f"{name[:3]} {getattr(row, name):,.1f} ms" for name in ("p50_ms", "p95_ms", "p99_ms"))
+            notes.append(f"{what}: answers {', '.join(parts)}; longest first one {row.longest_first_ms / 1e3:.1f} s")
         if row.first_error:
             notes.append(f"{what}: first error: {row.first_error}")
         if row.hung_at:
@@ -69,6 +72,8 @@ def table(rows: list[Row]) -> str:
     if any(row.outcome == "too slow" for row in rows):
         lines.append("  too slow: still at work at its time limit; killed")
     lines.append("  eager: calls of a compiled function that torch ran uncompiled, without a word")
+    if any(row.side == "no wait" for row in rows):
+        lines.append("  no wait: safe_compile with max_wait_s=0, whose calls run uncompiled while another compiles")
     for note in notes:
         lines += textwrap.wrap(textwrap.shorten(note, 400), WIDTH, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ class Tally:
         self.calls = self.raised = self.wrong = self.eager = self.compiles = 0
         self.first_error: str | None = None
         self.measured_s: float | None = None
+        self._took_ms: list[float] = []
+        self._first_ms: list[float] = []
 
     def step(self, work: Callable[[], bool], *, compiled: bool) -> None:
         """Runs ``work``, which tells whether its numbers were right, and counts what came of it.
@@ -27,7 +30,7 @@ class Tally:
         With ``compiled=True`` it must run the code of a compiled function; where it returns without having run any,
         torch has run the function eagerly and said nothing.
         """
-        runs = self._runs()
+        runs, began = self._runs(), time.monotonic()
         try:
             right = work()
         except Exception as error:  # noqa: BLE001  to count what fails is the point
@@ -41,11 +44,23 @@ class Tally:
                 self.calls += 1
                 self.wrong += not right
                 self.eager += ran_eager
+        self._note((time.monotonic() - began) * 1e3)
+
+    def _note(self, took_ms: float) -> None:
+        with self._lock:
+            self._took_ms.append(took_ms)
+            if not getattr(self._here, "has_called", False):
+                self._first_ms.append(took_ms)
+        self._here.has_called = True
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the counts of this moment."""
         with self._lock:
-            return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+            counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+            took = sorted(self._took_ms)
+            longest = max(self._first_ms, default=0.0)
+        shares = {f"p{p}_ms": took[min(len(took) - 1, len(took) * p // 100)] if took else 0.0 for p in (50, 95, 99)}
+        return {**counts, **shares, "longest_first_ms": longest}
 
     def backend(self, name: str) -> Callable[..., Any]:
         """Returns the backend ``name`` of torch's, counting its compiles and the runs of what it compiled."""

@@ -216,7 +216,7 @@ def _progress(tally: Tally) -> Iterator[None]:
 def main() -> None:
     """Runs one workload on one side and prints its counts."""
     parser = argparse.ArgumentParser(description="Run one workload of the demo by itself.")
-    parser.add_argument("side", choices=["plain", "safe"])
+    parser.add_argument("side", choices=["plain", "safe", "no wait"])
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--threads", type=int, default=8)
@@ -229,10 +229,10 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     compile_here: Callable[..., Any] = torch.compile
-    if options.side == "safe":
+    if options.side != "plain":
         from safecompile import safe_compile
 
-        compile_here = safe_compile
+        compile_here = safe_compile if options.side == "safe" else partial(safe_compile, max_wait_s=0.0)
     tally = Tally()
     requests, steps, tracing_s = options.sizes
     sizes = Sizes(int(requests), int(steps), tracing_s)

@@ -76,7 +76,8 @@ def run(
                 torch_fails = ready.first_error or f"it {ready.outcome}"
                 workloads = tuple(name for name in workloads if name == "tracing")
         for name in workloads:
-            for one in SIDES if side == "both" else (side,):
+            sides = SIDES if side == "both" else (side,)
+            for one in (*sides, "no wait") if name == "server" and side != "plain" else sides:
                 progress.begin(f"  {name}, {one} ...")
                 row = run_child(name, one, plan, progress)
                 rows.append(row)

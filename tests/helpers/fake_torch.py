@@ -17,7 +17,7 @@ import pytest
 from safecompile._common import waits
 from safecompile._engine import flights, frames, limits, miss, retry, returned
 from safecompile._isolation import open_compiles
-from safecompile._torch import cache, dynamo, frame_rules, threads
+from safecompile._torch import cache, dynamo, eager, frame_rules, threads
 
 from .scheduler import Scheduler
 
@@ -150,7 +150,7 @@ class FakeTorch:
             ),
             "skipped_again": lambda callback, result, frame: result,
         }.items():
-            (module,) = [one for one in (dynamo, cache, frame_rules) if name in vars(one)]
+            (module,) = [one for one in (dynamo, cache, frame_rules, eager) if name in vars(one)]
             patch.setattr(module, name, stand_in)
         patch.setattr(retry, "_wrappers", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
         patch.setattr(threads, "others_are_alive", lambda: True)

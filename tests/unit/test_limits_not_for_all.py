@@ -245,3 +245,19 @@ def test_an_export_beside_a_compile() -> None:
         threading.Timer(0.2, parked.backend.release).start()
         graph, _ = torch._dynamo.export(told)(X)
     assert "add" in graph.code
+
+
+def test_a_backward_that_is_not_compiled_yet(caplog: pytest.LogCaptureFixture) -> None:
+    """Its compile is waited for, and a WARNING says so."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    compiled = safe_compile(body, backend="aot_eager", max_wait_s=0.0)
+    x = torch.ones(3, requires_grad=True)
+    out = compiled(x).sum()
+    with Parked(other) as parked, caplog.at_level(logging.WARNING, "safecompile"):
+        threading.Timer(0.2, parked.backend.release).start()
+        out.backward()
+    assert x.grad is not None
+    assert any("its backward is not compiled yet" in one.getMessage() for one in caplog.records)

@@ -10,7 +10,7 @@ import pytest
 
 from safecompile._common import waits
 from safecompile._engine import miss, returned
-from safecompile._torch import dynamo, frame_rules
+from safecompile._torch import frame_rules
 from tests.helpers.fake_torch import Barrier, FakeTorch
 from tests.helpers.scheduler import Hang, every_schedule
 from tests.helpers.schedules import Failure, Job, again_after_a_failure, calls, run
