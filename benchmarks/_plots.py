@@ -170,7 +170,7 @@ def _serving(data: dict[str, Any], stem: Path) -> list[Path]:
     )
     for axes, row in zip(grid[:, 0], rows, strict=True):
         at, took = zip(*row["points"], strict=True)
-        axes.scatter(at, took, s=4, color=BAR)
+        axes.scatter(at, took, s=4, color=BAR, rasterized=True)
         axes.set_yscale("log")
         axes.set_title(
             f"{row['variant']}: longest {row['longest_ms'] / 1e3:.1f} s, {row['answers']} answers", loc="left"
