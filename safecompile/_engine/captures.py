@@ -63,7 +63,7 @@ class _StrictExport(ast.NodeTransformer):
         value = node.value
         if not isinstance(value, ast.Call) or ast.unparse(value.func) != export.CAPTURE:
             return node
-        return _under_the_lock([node])
+        return _under_the_lock([node])  # type: ignore[no-any-return]
 
 
 def _under_the_lock(body: list[Any]) -> Any:
