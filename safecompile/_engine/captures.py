@@ -63,7 +63,7 @@ class _StrictExport(ast.NodeTransformer):
         value = node.value
         if not isinstance(value, ast.Call) or ast.unparse(value.func) != export.CAPTURE:
             return node
-        return _under_the_lock([node])
+        return _under_the_lock([node])  # type: ignore[no-any-return]
 
 
 def _under_the_lock(body: list[Any]) -> Any:
@@ -89,10 +89,9 @@ def patches_of_convert_frame(module: ModuleType) -> list[Patch]:
 
 
 def patches_of_exported_program(module: ModuleType) -> list[Patch]:
-    """Returns the patch for what changes operators; changes nothing."""
-    function = export.changed_operators(module)
-    code = rewriting.recompiled(function, _UnderTheLock().visit)
-    return [AttributePatch(module, _ONE_TRACE, _OneTrace, new=True), CodePatch(function, code)]
+    """Returns the patches for what changes operators; changes nothing."""
+    codes = [(one, rewriting.recompiled(one, _UnderTheLock().visit)) for one in export.decomposing(module)]
+    return [AttributePatch(module, _ONE_TRACE, _OneTrace, new=True), *(CodePatch(*one) for one in codes)]
 
 
 PARTS: Final = (

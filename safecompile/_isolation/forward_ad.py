@@ -70,7 +70,8 @@ def _exiting(original: Callable[..., None]) -> Callable[..., None]:
 def patches_of_eager_transforms(module: ModuleType) -> list[Patch]:
     """Returns the patches for the level in C, and for the count of ``jvp`` inside ``jvp``; changes nothing."""
     patches: list[Patch] = []
-    for make, places in zip((_entering, _exiting), host.dual_levels(), strict=True):
+    makers: tuple[Callable[..., Any], ...] = (_entering, _exiting)
+    for make, places in zip(makers, host.dual_levels(), strict=True):
         owner, name = places[0]
         counted = make(getattr(owner, name))
         patches += [AttributePatch(*place, counted) for place in places]

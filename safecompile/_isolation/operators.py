@@ -92,7 +92,7 @@ class _WhatIsThere(ast.NodeTransformer):
         self.changed += 1
         # In one step, which another thread's clear() can't come between.
         text = "if (cached := self._dispatch_cache.get(key)) is not None:\n    return cached"
-        return _located(ast.parse(text).body[0], node)
+        return _located(ast.parse(text).body[0], node)  # type: ignore[no-any-return]
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         if node.value is not None and ast.unparse(node.value) == "cached_ops":

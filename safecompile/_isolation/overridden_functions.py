@@ -55,7 +55,7 @@ class _ByThread(ast.NodeTransformer):
             return node
         variable = f"__safecompile_{module}_{name}__"
         if self.at_the_end:
-            return _located(ast.parse(f"{variable}.revert()").body[0], node)
+            return _located(ast.parse(f"{variable}.revert()").body[0], node)  # type: ignore[no-any-return]
         self.replaced.append(f"{module}.{name}")
         new = _located(ast.parse(f"{variable} = {_REPLACE}({module!r}, {name!r}, None)").body[0], node)
         new.value.args[2] = node.value

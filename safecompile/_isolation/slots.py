@@ -100,9 +100,9 @@ class ModuleByThread(ModuleType):
         me = threading.get_ident()
         if isinstance(slot, _ModuleSlot) and me in slot.stacks:
             return slot.value_for(me)
-        value = get(self, name)
+        value: Any = get(self, name)
         # The entry of a builtin tells by thread, also if it has come since the first line.
-        return value.__wrapped__ if type(value) is FunctionType and value.__code__ is _TELLING else value
+        return vars(value)["__wrapped__"] if type(value) is FunctionType and value.__code__ is _TELLING else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         slot = _slots.get((id(vars(self)), name))

@@ -51,10 +51,10 @@ def strict_export(module: ModuleType) -> FunctionType:
     return function
 
 
-def changed_operators(module: ModuleType) -> FunctionType:
-    """Returns the body of what changes operators, for the process, while ``run_decompositions`` and the like trace."""
-    function: FunctionType = module._override_composite_implicit_decomp.__wrapped__
-    return function
+def decomposing(module: ModuleType) -> list[FunctionType]:
+    """Returns ``run_decompositions``, and the body of what changes operators while it and others trace."""
+    found = [module.ExportedProgram.run_decompositions, module._override_composite_implicit_decomp]
+    return [getattr(one, "__wrapped__", one) for one in found]
 
 
 #: The end of the name of what registers a hook for the buffers that any module registers.
