@@ -121,6 +121,7 @@ HARMLESS: Table = {
             "torch/_inductor/debug.py: create_kernel_information_json"
         ),
         "torch._logging._internal.LOG_TRACE_HANDLER.formatter": "torch/_logging/_internal.py: _init_logs",
+        "torch._logging._internal._StderrHandler()._closed": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal.handlers.data[]": "torch/_logging/_internal.py: _clear_handlers",
         "torch._logging._internal.log_state.log_qname_to_level[]": "torch/_logging/_internal.py: LogState.clear",
         "torch._logging._internal.structured_logging_overhead[]": (
@@ -297,7 +298,9 @@ HARMLESS: Table = {
         "torch._dynamo.external_utils.__builtins_dict___N": (
             "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
         ),
-        "torch._dynamo.external_utils.__compiled_fn_N": "Python: ?",
+        "torch._dynamo.external_utils.__compiled_fn_N": (
+            "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
+        ),
         "torch._dynamo.functional_export.___unnamed_scope_N_cN": (
             "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
         ),
@@ -313,7 +316,7 @@ HARMLESS: Table = {
         "torch._dynamo.utils.CleanupHook().scope[]": "torch/_dynamo/utils.py: CleanupHook.__call__",
         "torch.optim.adam._N_cN": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__builtins_dict___N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
-        "torch.optim.adam.__compiled_fn_N": "Python: ?",
+        "torch.optim.adam.__compiled_fn_N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__compiled_fn_N_N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__optimizer_N_N_cN": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.optimizer.__builtins_dict___N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
