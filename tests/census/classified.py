@@ -86,6 +86,9 @@ HARMLESS: Table = {
         "torch._dynamo.symbolic_convert.explain": (
             "torch/_dynamo/symbolic_convert.py: InstructionTranslatorBase.log_graph_break"
         ),
+        "torch._dynamo.utils._RUNTIME_METRICS_CONTEXT._metrics[]": (
+            "torch/_dynamo/utils.py: get_runtime_metrics_context"
+        ),
         "torch._dynamo.utils._compilation_metrics[]": "torch/_dynamo/utils.py: clear_compilation_metrics",
         "torch._dynamo.utils.compilation_time_metrics[]": "torch/_dynamo/utils.py: compile_times",
         "torch._dynamo.utils.compilation_time_metrics[][]": "torch/_dynamo/utils.py: compile_times",
@@ -118,6 +121,7 @@ HARMLESS: Table = {
             "torch/_inductor/debug.py: create_kernel_information_json"
         ),
         "torch._logging._internal.LOG_TRACE_HANDLER.formatter": "torch/_logging/_internal.py: _init_logs",
+        "torch._logging._internal._StderrHandler()._closed": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal.handlers.data[]": "torch/_logging/_internal.py: _clear_handlers",
         "torch._logging._internal.log_state.log_qname_to_level[]": "torch/_logging/_internal.py: LogState.clear",
         "torch._logging._internal.structured_logging_overhead[]": (
@@ -129,17 +133,15 @@ HARMLESS: Table = {
     },
     "What the scene asks of torch for the whole process; torch documents it so.": {
         "torch.Storage": "torch/multiprocessing/reductions.py: StorageWeakRef.__init__",
-        "torch._C._get_cublas_allow_tf32()": "torch/backends/cuda/__init__.py: cuBLASModule.__getattr__",
+        "torch._C._get_cublas_allow_tf32()": "torch/_dynamo/graph_region_tracker.py: get_global_state_key",
         "torch._C._get_cudnn_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
         "torch._C._get_deterministic_algorithms()": "torch/__init__.py: are_deterministic_algorithms_enabled",
         "torch._C._get_flash_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
         "torch._C._get_float32_matmul_precision()": "torch/__init__.py: get_float32_matmul_precision",
         "torch._C._get_mem_efficient_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
         "torch._C._get_overrideable_sdp_enabled()": "torch/nn/attention/__init__.py: _cur_sdpa_kernel_backends",
-        "torch._C.get_default_dtype()": "torch/_decomp/decompositions.py: hann_window_periodic",
-        "torch.are_deterministic_algorithms_enabled()": (
-            "torch/_decomp/decompositions.py: max_pool2d_with_indices_backward"
-        ),
+        "torch._C.get_default_dtype()": "torch/_dynamo/convert_frame.py: preserve_global_state",
+        "torch.are_deterministic_algorithms_enabled()": "torch/_dynamo/convert_frame.py: preserve_global_state",
         "torch.autograd.profiler.KinetoStepTracker._step_dict[]": (
             "torch/autograd/profiler.py: KinetoStepTracker.erase_step_count"
         ),
@@ -195,7 +197,7 @@ HARMLESS: Table = {
         "torch._dynamo.mutation_guard.GenerationTracker.generation_values.values[]": (
             "torch/_dynamo/mutation_guard.py: is_dynamic_nn_module"
         ),
-        "torch._dynamo.pgo._CODE_STATE[]": "torch/_dynamo/pgo.py: add_extra_remote_code_state",
+        "torch._dynamo.pgo._CODE_STATE[]": "torch/_dynamo/pgo.py: get_code_state",
         "torch._dynamo.resume_execution.ContinueExecutionCache.generated_code_metadata.refs[]": (
             "torch/_dynamo/resume_execution.py: ContinueExecutionCache.lookup"
         ),
@@ -293,6 +295,12 @@ HARMLESS: Table = {
         ),
     },
     "Dynamo's own names, in the variables of the module whose code it compiles: each is new.": {
+        "torch._dynamo.external_utils.__builtins_dict___N": (
+            "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
+        ),
+        "torch._dynamo.external_utils.__compiled_fn_N": (
+            "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
+        ),
         "torch._dynamo.functional_export.___unnamed_scope_N_cN": (
             "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
         ),
@@ -303,11 +311,12 @@ HARMLESS: Table = {
             "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe"
         ),
         "torch._dynamo.output_graph.OutputGraph.install_resume_function_global.<locals>._make_fn.<f_globals>[]": (
-            "torch/_dynamo/output_graph.py: DynamoTracerOutput.__init__"
+            "torch/_dynamo/comprehension_graph_break.py: _build_comprehension_fn"
         ),
         "torch._dynamo.utils.CleanupHook().scope[]": "torch/_dynamo/utils.py: CleanupHook.__call__",
         "torch.optim.adam._N_cN": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__builtins_dict___N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
+        "torch.optim.adam.__compiled_fn_N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__compiled_fn_N_N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.adam.__optimizer_N_N_cN": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
         "torch.optim.optimizer.__builtins_dict___N": "torch/_dynamo/output_graph.py: OutputGraph.install_global_unsafe",
@@ -393,9 +402,9 @@ KNOWN_ISSUES: Table = {
     },
     "Inductor without `torch.compile`": {
         "torch._inductor.debug._pre_grad_graph_id": "torch/_inductor/debug.py: dump_inductor_provenance_info",
-        "torch._inductor.ir.ConstantBuffer.override_device": "torch/_inductor/ir.py: ConstantBuffer.make_loader",
+        "torch._inductor.ir.ConstantBuffer.override_device": "torch/_inductor/ir.py: BaseView.constant_to_device",
         "torch._inductor.ir.FlexibleLayout.allow_indexing": "torch/_inductor/ir.py: Layout.make_indexer",
-        "torch._inductor.ir.IRNode._current_origins": "torch/_inductor/ir.py: IRNode.__post_init__",
+        "torch._inductor.ir.IRNode._current_origins": "torch/_inductor/ir.py: IRNode.current_origins",
     },
     "Eager functions of torch that act on every thread": {
         "torch._weights_only_unpickler._marked_safe_globals_set": "torch/_weights_only_unpickler.py: _add_safe_globals",
