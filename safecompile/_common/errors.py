@@ -66,9 +66,9 @@ class RecompileError(SafeCompileError):
         self.function, self.where, self.device, self.guards = function, where, device, guards
         why = "\n".join(f"- {one}" for one in guards) or "- there is no compiled version"
         super().__init__(
-            f"this call of {function} ({where}) on {device} would compile, and safecompile.warmup() has closed the "
-            "function to compiles. Add the inputs of this call to the warm-up, or pass recompiles_are_errors=False to "
-            f"it. What does not fit:\n{why}\n"
+            f"this call of {function} ({where}) on {device} would compile, which is an error after "
+            "safecompile.warmup(). Add the inputs of this call to the warm-up, or pass it recompiles_are_errors=False. "
+            f"What does not fit:\n{why}\n"
         )
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str, list[str]]]:

@@ -128,7 +128,7 @@ def advice(rows: list[Row], torch_fails: str | None = None) -> str:
         return "the machine was too slow, which says nothing of safe_compile. Give it time: --time-limit 1800."
     return (
         "in your program write 'from safecompile import safe_compile' and use it in place of torch.compile; or change "
-        "nothing else and put 'import safecompile.patch_all' first. The README's section 'In use' has the rest."
+        "nothing else and put 'import safecompile.patch_all' first. The README's 'Use' and 'Reference' have the rest."
     )
 
 

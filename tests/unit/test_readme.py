@@ -57,7 +57,7 @@ NOT_SAFE = {
     "Random numbers on a GPU during a capture.": "Random numbers beside a capture",
     "CUDA graphs that you capture by hand": "Kernels that are tuned beside captures made by hand",
     "Dropout in checkpointed regions": "Random numbers that a backward draws once more, up to torch 2.12",
-    "Compiled autograd beside": "Compiled backwards in several threads",
+    "Compiled autograd while": "Compiled backwards in several threads",
     "Inductor called directly": "Inductor without `torch.compile`",
     "Python without the GIL": "Python without the global interpreter lock",
 }
