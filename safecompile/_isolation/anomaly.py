@@ -153,11 +153,8 @@ def patches_of_aot_autograd(_: ModuleType) -> list[Patch]:
     module, functions = host.users_of_anomaly_mode()
     patches: list[Patch] = [AttributePatch(module, _RECORDING, _Recording, new=True)]
     for function in functions:
-        change = _OfATrace()
-        patches.append(CodePatch(function, rewriting.recompiled(function, change.visit)))
-        if change.changed != 1:
-            msg = f"one block with anomaly mode in {function.__qualname__}"
-            raise LookupError(msg)
+        code = rewriting.changed(function, _OfATrace(), "one block with anomaly mode")
+        patches.append(CodePatch(function, code))
     return patches
 
 

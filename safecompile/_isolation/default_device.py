@@ -165,21 +165,15 @@ def patches_of_device(module: ModuleType) -> list[Patch]:
     """Returns the patches for what sets the default device; changes nothing."""
     patches: list[Patch] = [_Taken(), AttributePatch(module, _EXCHANGE, _exchange, new=True)]
     for function, places in host.setters(module):
-        change = _Exchanging()
-        patches.append(CodePatch(function, rewriting.recompiled(function, change.visit)))
-        if change.changed != places:
-            msg = f"{places} assignments of {host.VARIABLE} in {function.__qualname__}"
-            raise LookupError(msg)
+        what = f"{places} assignments of {host.VARIABLE}"
+        patches.append(CodePatch(function, rewriting.changed(function, _Exchanging(), what, places=places)))
     return patches
 
 
 def patches_of_guards(module: ModuleType) -> list[Patch]:
     """Returns the patches for the guard on the default device; changes nothing."""
-    function, change = host.guard_maker(module), _InAGuard()
-    code = rewriting.recompiled(function, change.visit)
-    if change.changed != 1:
-        msg = f"one call of {host.MAKING_A_GUARD} in {function.__qualname__}"
-        raise LookupError(msg)
+    function = host.guard_maker(module)
+    code = rewriting.changed(function, _InAGuard(), f"one call of {host.MAKING_A_GUARD}")
     return [AttributePatch(module, _OWN_VALUE, _OwnValue, new=True), CodePatch(function, code)]
 
 

@@ -82,11 +82,8 @@ class _ForThisThread(ast.NodeTransformer):
 def patches_of_aot_utils(module: ModuleType) -> list[Patch]:
     """Returns the patches for the hook by which a trace sees buffers that are assigned; changes nothing."""
     host.registering_of_buffers()
-    function, change = host.watching_buffers(module), _ForThisThread()
-    code = rewriting.recompiled(function, change.visit)
-    if change.changed != 1:
-        msg = f"one call of {host.REGISTERING_A_HOOK} in {function.__qualname__}"
-        raise LookupError(msg)
+    function = host.watching_buffers(module)
+    code = rewriting.changed(function, _ForThisThread(), f"one call of {host.REGISTERING_A_HOOK}")
     return [AttributePatch(module, _HOOK, _HookOfAThread, new=True), CodePatch(function, code)]
 
 

@@ -197,11 +197,7 @@ class _DrawingFromACopy(ast.NodeTransformer):
 
 def patches_of_user_defined(module: ModuleType) -> list[Patch]:
     """Returns the patch for what a trace draws for an example; changes nothing."""
-    change = _DrawingFromACopy()
-    code = rewriting.recompiled(module.call_random_fn, change.visit)
-    if change.changed != 1:
-        msg = "one 'fn(*args, **kwargs)' in call_random_fn"
-        raise LookupError(msg)
+    code = rewriting.changed(module.call_random_fn, _DrawingFromACopy(), "one 'fn(*args, **kwargs)'")
     return [AttributePatch(module, _COPY_OF, _copy_of, new=True), CodePatch(module.call_random_fn, code)]
 
 

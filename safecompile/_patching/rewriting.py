@@ -15,7 +15,7 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 #: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
 LOCAL = "__safecompile_local__"
@@ -29,6 +29,28 @@ def anywhere(flag: str) -> str:
 
 class RewriteError(Exception):
     """The function is not what its source says, or the source lacks what was to be changed."""
+
+
+class Counting(Protocol):
+    """A change of a syntax tree that counts the places that it has changed."""
+
+    changed: int
+
+    def visit(self, node: ast.AST, /) -> Any: ...
+
+
+def changed(function: types.FunctionType, change: Counting, what: str, *, places: int = 1) -> types.CodeType:
+    """Returns what :func:`recompiled` does, of a function in which ``change`` finds so many places.
+
+    Raises:
+        RewriteError: as there.
+        LookupError: it finds fewer or more; ``what`` says of what.
+    """
+    code = recompiled(function, change.visit)
+    if change.changed != places:
+        msg = f"{what} in {function.__qualname__}"
+        raise LookupError(msg)
+    return code
 
 
 def recompiled(function: types.FunctionType, change: Callable[[ast.AST], ast.AST]) -> types.CodeType:
