@@ -109,10 +109,10 @@ def _located(new: Any, old: ast.AST) -> Any:
 
 def patches_of_ops(module: ModuleType) -> list[Patch]:
     """Returns the patches for the caches of operators; changes nothing."""
-    patches: list[Patch] = []
-    for function in host.cached_dispatches(module):
-        patches.append(CodePatch(function, rewriting.changed(function, _WhatIsThere(), "one look at a cache")))
-    return patches
+    return [
+        CodePatch(one, rewriting.changed(one, _WhatIsThere(), "one look at a cache"))
+        for one in host.cached_dispatches(module)
+    ]
 
 
 @forks.in_child
