@@ -33,7 +33,7 @@ from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._torch import cuda_graphs as host
 from .._torch import dynamo
-from . import graph_trees, kernel_gates
+from . import graph_inputs, graph_trees, kernel_gates
 
 _CALLS, _WAIT = "__safecompile_calls__", "__safecompile_wait_for_captures__"
 
@@ -207,12 +207,6 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
     torch clears cuBLAS's workspaces around a warm-up and a capture, so that none is allocated in the graphs' memory:
     those of all threads, also one with which another is about to multiply. Here this thread's workspace for the stream
     is allocated beforehand, outside that memory, and stays.
-
-    Both run on a stream of their own, and drop inputs as soon as the kernels that read them are launched. Another
-    thread, whose stream does not wait for that one, could be given such memory while they still read it (wrong
-    gradients in 2 of 3 runs, 2.11, H200). So the inputs live until this thread's stream waits for that one. Telling the
-    allocator (``record_stream``) will not do: memory that is dropped beside a later capture on that stream makes
-    another thread's next allocation fail, and the capture too (2.15, H200; pytorch#193982).
     """
 
     @functools.wraps(original)
@@ -222,15 +216,12 @@ def _gated(original: Callable[..., Any], kinds: tuple[str, ...]) -> Any:
         with ExitStack() as gates:
             for kind in kinds:
                 gates.callback(graph_trees.enter(kind, device).release)
-            stream, kept = vars(self).get("stream"), []
+            stream = vars(self).get("stream")
             if stream is not None:
                 host.allocate_workspace(stream)
                 if kinds == ("use",):
-                    kept += host.made_by_no_graph(self, args[0])
-            try:
-                result = original(self, *args, **kwargs)
-            finally:
-                kept.clear()  # a traceback would keep them
+                    gates.enter_context(graph_inputs.kept(self, args[0]))
+            result = original(self, *args, **kwargs)
         if events.listeners and not dynamo.compiles_here():
             events.deliver()
         return result

@@ -20,6 +20,7 @@ COMPILE_TASKS = "torch._inductor.runtime.compile_tasks"
 CAPTURE_LOCK = "graph_capture_lock"
 CACHED_TENSORS = "_set_cached_tensors_enabled"
 RECORD = "_record"
+ON_THE_GRAPHS_STREAM = "_use_cuda_memory_pool_manager"
 
 #: How a function that binds a tree manager writes the call.
 GET_MANAGER = "torch._inductor.cudagraph_trees.get_manager"

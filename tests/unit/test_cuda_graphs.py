@@ -6,10 +6,12 @@ torch's own module runs; only its tree manager, which needs a GPU, is replaced.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import gc
 import logging
 import threading
 import time
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +22,7 @@ import torch._inductor.compile_fx as compile_fx
 import torch._inductor.cudagraph_trees as cudagraph_trees
 
 import safecompile
-from safecompile._isolation import cuda_graphs, graph_trees
+from safecompile._isolation import cuda_graphs, graph_inputs, graph_trees
 from tests.helpers.threads import run_threads
 
 TREE_MANAGER = cudagraph_trees.CUDAGraphTreeManager
@@ -219,21 +221,30 @@ def test_inputs_live_until_the_threads_stream_waits_for_the_one_that_reads_them(
         def path_live_weakrefs(self) -> list[Any]:
             return [made.untyped_storage()]
 
-    def warm_up(manager: Any, inputs: list[Any]) -> list[bool]:
-        inputs.clear()
-        return [one() is not None for one in living]
+    lives: list[bool] = []
+
+    def warm_up(manager: Any, inputs: list[Any]) -> None:
+        with module.on_the_other_stream():
+            inputs.clear()
+            lives.append(still_there() is not None)
+        lives.append(still_there() is not None)
 
     made, given = (torch.full((1,), float(n)).as_subclass(OnTheGpu) for n in range(2))
     manager = Manager(0)
     manager.current_node, manager.stream = Node(), "stream"
     assert list(map(float, cuda_graphs.host.made_by_no_graph(manager, [made, given, 3, torch.zeros(1)]))) == [1.0]
     manager.current_node = None
+    module = types.ModuleType("trees")
+    module.on_the_other_stream = contextlib.nullcontext  # type: ignore[attr-defined]
+    monkeypatch.setattr(cuda_graphs.host, "ON_THE_GRAPHS_STREAM", "on_the_other_stream")
     monkeypatch.setattr(cuda_graphs.host, "allocate_workspace", lambda stream: None)
     monkeypatch.setattr(cuda_graphs.host, "device_of", lambda *_: 0)
-    inputs, living = [given], [weakref.ref(given)]
+    for patch in graph_inputs.patches_of_cudagraph_trees(module):
+        patch.apply()
+    inputs, still_there = [given], weakref.ref(given)
     del given
-    assert cuda_graphs._gated(warm_up, ("use",))(manager, inputs) == [True]
-    assert living[0]() is None
+    cuda_graphs._gated(warm_up, ("use",))(manager, inputs)
+    assert lives == [True, False]
 
 
 def test_threads_that_python_has_not_started(managers: list[Manager]) -> None:
