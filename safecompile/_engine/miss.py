@@ -84,7 +84,7 @@ class _Call:
         self.result: Any = None
         self.limit = limits.Limit(callback, frame)
         self.wrapped: str | None = None  # a name that FX had wrapped for another thread meanwhile
-        self.role, self.outcome = "follower", "failed"
+        self.role, self.outcome, self.time_is_over = "follower", "failed", False
         self.waited_s = self.compiled_s = 0.0
 
     def handle(self, lock: Any) -> None:
@@ -121,7 +121,7 @@ class _Call:
         events.emit(self.code, self.device, self.role, self.waited_s, self.compiled_s, self.outcome)
         if self.wrapped is not None:
             events.warn_of_wrapping(self.code, self.wrapped, self.device)
-        self.limit.tell(self.code, self.device, self.waited_s, is_over=self.outcome == "uncompiled")
+        self.limit.tell(self.code, self.device, self.waited_s, is_over=self.time_is_over)
 
     def run_uncompiled(self, skip: Any = None) -> None:
         """Has torch run this call uncompiled: with all that it calls, this once, or as a leader's ``skip`` says."""
@@ -129,6 +129,7 @@ class _Call:
         if skip is not None:
             self.result = cache.skipped_again(self.callback, skip, self.frame)
             return
+        self.time_is_over = True
         eager.note_uncompiled(self.frame)
         self.result = cache.uncompiled_this_once()
 
