@@ -49,9 +49,19 @@ ISOLATED: Table = {
         ),
     },
     "_isolation/scoped_settings.py": {
+        "torch.utils._config_module._ConfigEntry().user_override": (
+            "torch/utils/_config_module.py: ConfigModule.__getattr__"
+        ),
         "torch.utils._config_module._ConfigEntry.user_override": (
             "torch/utils/_config_module.py: ConfigModule.__getattr__"
         ),
+    },
+    "_isolation/overridden_functions.py": {
+        "builtins.max": "torch/__init__.py: sym_max",
+        "builtins.min": "torch/__init__.py: sym_min",
+    },
+    "_isolation/default_device.py": {
+        "torch.utils._device.CURRENT_DEVICE": "torch/utils/_device.py: DeviceContext.__enter__",
     },
 }
 
@@ -71,6 +81,12 @@ HARMLESS: Table = {
         "torch._dynamo.utils._gc_threshold_saved": "torch/_dynamo/utils.py: deferred_full_gc",
     },
     "What logs and dumps for debugging show.": {
+        "torch.fx.experimental.proxy_tensor.ORIGINAL_ATEN": (
+            "torch/fx/experimental/proxy_tensor.py: set_original_aten_op"
+        ),
+        "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT[]": (
+            "torch/fx/experimental/proxy_tensor.py: _ModuleStackTracer.trace"
+        ),
         "logging.Logger().handlers[]": "Python: logging.Logger.isEnabledFor, callHandlers",
         "logging.Logger().isEnabledFor": "Python: logging.Logger.isEnabledFor, callHandlers",
         "logging.Logger().level": "Python: logging.Logger.isEnabledFor, callHandlers",
@@ -338,6 +354,9 @@ HARMLESS: Table = {
         ),
     },
     "A cache: what is missing is made again, and an entry goes in or out by one assignment.": {
+        "torch.fx.operator_schemas._type_eval_globals[][]": (
+            "torch/fx/operator_schemas.py: _torchscript_type_to_python_type"
+        ),
         "torch._dynamo.resume_execution.ContinueExecutionCache.cache.refs[]": (
             "torch/_dynamo/resume_execution.py: ContinueExecutionCache.lookup"
         ),
@@ -415,21 +434,10 @@ KNOWN_ISSUES: Table = {
         "torch.nn.modules.module._global_forward_pre_hooks[]": "torch/nn/modules/module.py: Module._call_impl",
         "torch.nn.utils.parametrize._cache_enabled": "torch/nn/utils/parametrize.py: _inject_property",
     },
-}
-
-#: Found, and not yet decided.
-TO_BE_ISOLATED: Table = {
-    "exports": {
-        "builtins.max": "torch/__init__.py: sym_max",
-        "builtins.min": "torch/__init__.py: sym_min",
-        "math.pow": "torch/_decomp/decompositions.py: _euclidean_dist",
-        "math.pow(2, 3)": "Python: math.pow",
+    "Exporting beside other threads": {
         "torch._C._get_cudnn_enabled()": "aten/src/ATen/native/Convolution.cpp: use_cudnn",
         "torch._C._get_mkldnn_enabled()": "aten/src/ATen/native/Convolution.cpp: use_mkldnn",
         "torch._C._get_nnpack_enabled()": "aten/src/ATen/native/Convolution.cpp: use_nnpack",
-        "torch._export.serde.serialize._CURRENT_DESERIALIZER": (
-            "torch/_export/serde/serialize.py: GraphModuleDeserializer.deserialize"
-        ),
         "torch._logging._internal.GET_DTRACE_STRUCTURED": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal.trace_log.handlers[]": "torch/_logging/_internal.py: _clear_handlers",
         "torch._ops.OpOverload()._overloadpacket.center.py_kernels[]": "torch/_ops.py: OpOverload._get_dispatch",
@@ -442,45 +450,20 @@ TO_BE_ISOLATED: Table = {
         "torch._subclasses.fake_impls.op_implementations_dict[]": (
             "torch/_subclasses/fake_impls.py: _deregister_op_impl"
         ),
-        "torch.export._trace._EXPORT_FLAGS": "torch/export/_trace.py: _export",
-        "torch.export._trace._EXPORT_MODULE_HIERARCHY": "torch/export/_trace.py: _export",
-        "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT[]": (
-            "torch/fx/experimental/proxy_tensor.py: _ModuleStackTracer.trace"
-        ),
-        "torch.fx.operator_schemas._type_eval_globals[][]": (
-            "torch/fx/operator_schemas.py: _torchscript_type_to_python_type"
-        ),
-        "torch.nn.modules.module._global_buffer_registration_hooks[]": (
-            "torch/nn/modules/module.py: Module.register_buffer"
-        ),
-        "torch.utils._config_module._ConfigEntry().user_override": (
-            "torch/utils/_config_module.py: ConfigModule.__getattr__"
-        ),
     },
-    "compiles": {
+    "Anomaly mode beside compiles": {
         "torch._C.is_anomaly_check_nan_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
         "torch._C.is_anomaly_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
-        "torch._dynamo.trace_rules._force_inline_flag": "torch/_dynamo/trace_rules.py: check_verbose",
-        "torch._library.fake_impl.global_ctx_getter": "torch/library.py: get_ctx",
-        "torch.cuda.set_rng_state": "torch/_dynamo/testing.py: reset_rng_state",
-        "torch.fx.experimental.proxy_tensor.ORIGINAL_ATEN": (
-            "torch/fx/experimental/proxy_tensor.py: set_original_aten_op"
-        ),
-        "torch.is_anomaly_check_nan_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
-        "torch.is_anomaly_enabled()": "torch/csrc/autograd/engine.cpp: Engine::evaluate_function",
+    },
+    "Warnings and random states beside a compile": {
         "warnings.filters": "Python: warnings.warn",
         "warnings.showwarning": "Python: warnings.warn",
-    },
-    "transforms": {
-        "torch._functorch.eager_transforms.JVP_NESTING": "torch/_functorch/eager_transforms.py: _jvp_with_argnums",
-        "torch.autograd.forward_ad._current_level": "torch/autograd/forward_ad.py: enter_dual_level",
-    },
-    "default device": {
-        "torch.utils._device.CURRENT_DEVICE": "torch/utils/_device.py: DeviceContext.__enter__",
+        "torch.cuda.set_rng_state": "torch/_dynamo/testing.py: reset_rng_state",
     },
 }
 
-_TABLES = (ISOLATED, HARMLESS, KNOWN_ISSUES, TO_BE_ISOLATED)
+
+_TABLES = (ISOLATED, HARMLESS, KNOWN_ISSUES)
 _CLASSES = {place: reason for table in _TABLES for reason, places in table.items() for place in places}
 
 

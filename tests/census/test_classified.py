@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.threads import ROOT
 
 from .__main__ import RESULTS, stale
-from .classified import HARMLESS, ISOLATED, KNOWN_ISSUES, TO_BE_ISOLATED, every_place
+from .classified import HARMLESS, ISOLATED, KNOWN_ISSUES, every_place
 from .runner import scene_names
 
 
@@ -19,7 +19,7 @@ def test_each_place_is_in_one_class() -> None:
     assert not [place for place, count in Counter(every_place()).items() if count > 1]
 
 
-@pytest.mark.parametrize("table", [ISOLATED, HARMLESS, KNOWN_ISSUES, TO_BE_ISOLATED])
+@pytest.mark.parametrize("table", [ISOLATED, HARMLESS, KNOWN_ISSUES])
 def test_each_place_has_a_reader(table) -> None:
     """A file of torch's, or Python, and what reads the place there."""
     for places in table.values():

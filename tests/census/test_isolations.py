@@ -46,6 +46,29 @@ MISSED = {
         "torch.fx._lazy_graph_module._use_lazy_graph_module_flag",
     ),
     "stances": ("stance", "torch._dynamo.eval_frame._stance.stance"),
+    "anomaly.patches_of_anomaly_mode torch.autograd.anomaly_mode": ("compile_aot_eager", "torch.is_anomaly_enabled()"),
+    "exports.patches_of_trace torch.export._trace": ("export", "torch.export._trace._EXPORT_FLAGS"),
+    "exports.patches_of_serialize torch._export.serde.serialize": (
+        "export_save_and_load",
+        "torch._export.serde.serialize._CURRENT_DESERIALIZER",
+    ),
+    "exports.patches_of_fake_impl torch._library.fake_impl": (
+        "custom_operators",
+        "torch._library.fake_impl.global_ctx_getter",
+    ),
+    "exports.patches_of_aot_utils torch._functorch._aot_autograd.utils": (
+        "export",
+        "torch.nn.modules.module._global_buffer_registration_hooks[]",
+    ),
+    "forward_ad.patches_of_forward_ad torch.autograd.forward_ad": (
+        "forward_mode",
+        "torch.autograd.forward_ad._current_level",
+    ),
+    "forward_ad.patches_of_eager_transforms torch._functorch.eager_transforms": (
+        "jvp",
+        "torch._functorch.eager_transforms.JVP_NESTING",
+    ),
+    "overridden_functions.patches_of_non_strict torch._export.non_strict_utils": ("export", "math.pow(2, 3)"),
     "compiled_autograd.patches_of_compiled_autograd torch._dynamo.compiled_autograd": (
         "compiled_autograd",
         "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
@@ -54,9 +77,21 @@ MISSED = {
 #: What is no variable that another thread could see in the middle of a scene. Its tests: docs/thread-safety.md.
 ELSEWHERE = {
     "what a compile puts back at its end": ("random_state", "shared_settings"),
-    "seen beside a trace of another thread only": ("flex", "fx.patches_of_symbolic_convert", "fx.patches_of_builder"),
-    "a lock or a gate": ("graph_module", "kernel_launches", "switches.patches_of_callback"),
-    "on a GPU": ("cuda_graphs", "graph_functions", "recomputed_randomness", "triton_keys"),
+    "seen beside a trace of another thread only": (
+        "flex",
+        "switches.patches_of_trace_rules",
+        "fx.patches_of_symbolic_convert",
+        "fx.patches_of_builder",
+    ),
+    "the variable changes all the same": (
+        "anomaly.patches_of_aot_autograd",
+        "default_device",
+        "overridden_functions.patches_of_symbolic_convert",
+        "overridden_functions.patches_of_misc",
+        "overridden_functions.patches_of_comparing",
+    ),
+    "a lock or a gate": ("graph_module", "operators", "kernel_launches", "switches.patches_of_callback"),
+    "on a GPU": ("cuda_graphs", "graph_functions", "graph_inputs", "recomputed_randomness", "triton_keys"),
     "between imports": ("first_uses",),
     "objects that threads share": ("data_parallel", "switches.patches_of_autograd_graph"),
     "with another value than the process's in each context": ("settings", "scoped_settings"),
