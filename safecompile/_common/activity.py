@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from time import monotonic
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,7 @@ class Waiting:
         holder: the identity of the thread that it waits for, as far as that is known at its begin; for messages.
     """
 
-    __slots__ = ("began", "device", "holder", "holder_name", "place", "reason", "thread")
+    __slots__ = ("__weakref__", "began", "device", "holder", "holder_name", "place", "reason", "thread")
 
     def __init__(self, reason: str, place: tuple[str, str, int], device: str, began: float, holder: int | None) -> None:
         self.reason, self.place, self.device, self.began, self.holder = reason, place, device, began, holder
@@ -49,7 +50,7 @@ _GIL_S: Final = 0.1
 class Compiling:
     """The compile of one function, from its trace to its guards. Entered by the thread that does it."""
 
-    __slots__ = ("began", "device", "outcome", "place", "thread")
+    __slots__ = ("__weakref__", "began", "device", "outcome", "place", "thread")
 
     def __init__(self, code: CodeType, device: str, *, backward: bool = False) -> None:
         self.place, self.device = events.place(code, backward=backward), device
@@ -69,13 +70,13 @@ class Compiling:
             events.tell(CompileEnded, self.device, self.place, monotonic() - self.began, self.outcome)
 
 
-#: The compiles in progress, by the id of each. Each use is one dictionary operation, atomic by the GIL.
-compiles: dict[int, Compiling] = {}
+#: The compiles in progress, by the id of each. Weak: an exception from outside may strike before a block is entered.
+compiles: weakref.WeakValueDictionary[int, Compiling] = weakref.WeakValueDictionary()
 
 
 def compiling_now() -> list[Compiling]:
     """Returns the compiles in progress, the one that began first at the beginning."""
-    return sorted(compiles.copy().values(), key=_began)
+    return sorted((one for ref in compiles.valuerefs() if (one := ref()) is not None), key=_began)
 
 
 def waiting_now() -> list[Waiting]:

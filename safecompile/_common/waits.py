@@ -9,9 +9,10 @@ joins, each wait under way goes on without a limit.
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Final
+from typing import Any, Final
 
 from . import forks
 
@@ -24,11 +25,15 @@ _FALLS_ASLEEP_S: Final = 0.02
 _leaving = False
 
 #: The waits that end by themselves. Each use is one dictionary operation, atomic by the GIL.
-_timed: dict[int, object] = {}
+_timed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class _Wait:
+    """A wait of which nobody tells anything."""
 
 
 def wait(
-    ended: Callable[[float], bool], look: Callable[[], None], what: object = None, limit_s: float | None = None
+    ended: Callable[[float], bool], look: Callable[[], None], what: Any = None, limit_s: float | None = None
 ) -> bool:
     """Waits until ``ended(seconds)`` tells that it has; calls ``look`` each time that these seconds are over.
 
@@ -39,7 +44,7 @@ def wait(
         False if that has lasted for ``limit_s`` seconds. With 0 it asks once and waits for nothing.
     """
     until = None if limit_s is None else monotonic() + limit_s
-    token = object() if what is None else what
+    token = _Wait() if what is None else what
     try:
         _timed[id(token)] = token  # before the look at the flag, so that _leave waits for this thread
         while not _leaving:
@@ -56,7 +61,7 @@ def wait(
 
 def in_progress() -> list[object]:
     """Returns what was given for each wait in progress."""
-    return list(_timed.copy().values())
+    return [one for ref in _timed.valuerefs() if (one := ref()) is not None]
 
 
 def _leave() -> None:

@@ -56,6 +56,12 @@ ISOLATED: Table = {
             "torch/utils/_config_module.py: ConfigModule.__getattr__"
         ),
     },
+    "_isolation/exports.py": {
+        "torch.nn.modules.module.Module.register_buffer.__code__": "torch/nn/modules/module.py: Module.__setattr__",
+        "torch.nn.modules.module.__safecompile_register_buffer_stacks__[]": (
+            "torch/nn/modules/module.py: Module.register_buffer"
+        ),
+    },
     "_isolation/overridden_functions.py": {
         "builtins.max": "torch/__init__.py: sym_max",
         "builtins.min": "torch/__init__.py: sym_min",
