@@ -70,6 +70,8 @@ def nothing_stays_replaced(monkeypatch):
     state = torch._ops.mode_stack_state_for_pre_dispatch()
     state.set(0, None)
     state.set(1, None)
+    if vars(torch.fx.experimental.proxy_tensor).get("_CURRENT_MAKE_FX_TRACER") is not None:
+        torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER = None
 
 
 def test_an_export_that_begins_and_ends_inside_of_another(side):
