@@ -58,8 +58,11 @@ def result(function: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_replaced(monkeypatch):
+def nothing_stays_replaced(request, monkeypatch):
     """Brings back what exports that overlap leave behind in plain torch."""
+    plain = "side" in request.fixturenames and request.getfixturevalue("side") == "plain"
+    modules = (torch.fx.traceback, torch.fx.experimental.proxy_tensor, torch.fx._symbolic_trace) if plain else ()
+    variables = [(vars(module), dict(vars(module))) for module in modules]
     methods = [(torch.nn.Module, "__call__"), (torch.nn.Module, "__getattr__")]
     for module, name in ((builtins, "max"), (builtins, "min"), (math, "pow"), *methods):
         monkeypatch.setattr(module, name, getattr(module, name))
@@ -70,8 +73,9 @@ def nothing_stays_replaced(monkeypatch):
     state = torch._ops.mode_stack_state_for_pre_dispatch()
     state.set(0, None)
     state.set(1, None)
-    if vars(torch.fx.experimental.proxy_tensor).get("_CURRENT_MAKE_FX_TRACER") is not None:
-        torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER = None
+    for space, before in variables:
+        space.update(before)
+        before.get("current_meta", {}).clear()
 
 
 def test_an_export_that_begins_and_ends_inside_of_another(side):
