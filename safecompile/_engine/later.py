@@ -26,7 +26,7 @@ _running: list[object] = []
 #: Seconds that it sleeps at least, so that what can't be done yet does not keep it busy.
 PAUSE_S: Final = 0.02
 
-#: Seconds that an exit waits at most for what is not yet freed, which most have nothing of.
+#: Seconds that an exit, or an uninstallation, waits at most for what is not yet freed, which most have nothing of.
 EXIT_S: Final = 0.5
 
 
@@ -40,6 +40,13 @@ def soon() -> None:
         _thread.start_new_thread(_run, ())
     except RuntimeError:  # no more threads, or the interpreter is at its end: the next miss or reset does it
         _running.clear()
+
+
+def wait_until_over() -> None:
+    """Waits until the thread has ended, if there is one: plain torch's ``reset()`` must not meet it (crash, 2.7.1)."""
+    limit = monotonic() + EXIT_S
+    while _running and monotonic() < limit and threading.get_ident() not in threads.ours:
+        sleep(PAUSE_S / 4)
 
 
 def _run() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .._common import arguments, environment, forks
 from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
-from .._engine import limits
+from .._engine import later, limits
 from .._isolation import compiled_autograd
 from .._patching.families import Family
 from .._patching.patches import late_references
@@ -162,6 +162,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
                     SafeCompileWarning,
                     stacklevel=2,
                 )
+    later.wait_until_over()  # holding nothing
 
 
 @contextmanager

@@ -438,3 +438,21 @@ def test_an_error_of_the_catching_up_is_not_the_calls(
     assert "freeing what a reset has left failed" in caplog.text
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="the backend's"):
         torch.compile(body, backend=wrong)(torch.zeros(2))
+
+
+def test_an_uninstallation_waits_for_the_thread_that_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch's reset() must not meet it in the middle of torch's list of entries."""
+    left, working = [0.0], threading.Event()
+
+    def work() -> None:
+        working.set()
+        time.sleep(0.2)
+        left.clear()
+
+    monkeypatch.setattr(later, "task", (lambda: left[0] if left else None, work))
+    safecompile.install()
+    later.soon()
+    assert working.wait(10)
+    safecompile.uninstall()
+    assert not later._running
+    assert not left
