@@ -11,8 +11,11 @@ import nox
 SUPPORTED: dict[str, list[str]] = nox.project.load_toml("pyproject.toml")["tool"]["safecompile"]
 RELEASES = SUPPORTED["torch"]
 FOLDERS = ("tests/unit", "tests/host", "tests/patching")
-# These play torch's part themselves: they say nothing of a release, and the default tests have them.
-NOT_OF_TORCH = "--ignore-glob=tests/unit/test_scheduler*.py"
+# These play torch's part themselves, or look at pages and tools: they say nothing of a release, and the default tests
+# have them.
+NOT_OF_TORCH = [
+    f"--ignore-glob=tests/unit/test_{name}.py" for name in ("scheduler*", "fuzz", "chaos", "readme", "links")
+]
 #: The slow tests too, but where QUICK is set: CI has them on one release.
 MARKS = () if os.environ.get("QUICK") else ("-m", "not stress and not programs and not census")
 
@@ -54,7 +57,7 @@ def _run_tests(session: nox.Session, torch: str) -> None:
             "-m",
             "pytest",
             *report,
-            *(session.posargs or (NOT_OF_TORCH, *MARKS, *_folders_with_tests(session))),
+            *(session.posargs or (*NOT_OF_TORCH, *MARKS, *_folders_with_tests(session))),
         )
     finally:
         # Up to 5 GB each. ``nox -r`` keeps it for the next run.
