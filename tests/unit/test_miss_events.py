@@ -131,7 +131,7 @@ def test_a_listener_that_raises_harms_nobody(told: list[events.Miss], caplog: py
             assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(size)).tolist() == [1.0] * size
     assert caplog.text.count("a bad listener") == 2  # the line that raised, and what
     assert [record.name for record in caplog.records].count("safecompile") == 1
-    assert len(told) == 2
+    assert [one.outcome for one in told if one.outcome != "skipped"] == ["compiled"] * 2
 
 
 def test_a_listener_holds_no_lock(told: list[events.Miss]) -> None:
@@ -151,7 +151,7 @@ def test_a_listener_holds_no_lock(told: list[events.Miss]) -> None:
     finally:
         unsubscribe()
     assert flights == [0]
-    assert len(told) == 2
+    assert [one.outcome for one in told if one.outcome != "skipped"] == ["compiled"] * 2
 
 
 @pytest.mark.parametrize("same", [True, False])
