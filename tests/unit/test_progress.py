@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import safecompile
+from safecompile import _warmup
 from safecompile._common import activity, telling
 from safecompile._engine import progress as inside
 from safecompile._torch import threads
@@ -111,3 +113,22 @@ def test_the_environment_asks_for_it() -> None:
     """
     assert in_fresh_process(code, SAFECOMPILE_PROGRESS="1").stdout.split() == ["1", "0"]
     assert in_fresh_process(code).stdout.split() == ["0", "0"]
+
+
+class OnlyWrites:
+    def write(self, text: str) -> None: ...
+
+
+def closed() -> Any:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, OnlyWrites(), closed()])
+def test_what_stands_for_stderr_need_not_be_a_file(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stderr, a closed one, and one that only has write, as loggers put there, are no terminals, and no errors."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    with safecompile.progress(), _warmup._line_of_progress() as say:
+        say("x")
+        assert telling.listeners == []
