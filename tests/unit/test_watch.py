@@ -493,3 +493,27 @@ def test_one_watch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with safecompile.watch():
         pass
     assert "SAFECOMPILE_DISABLE" not in os.environ
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_child_does_not_report(tmp_path: Path) -> None:
+    """A child that the script forks ends with its own exit code; the parent alone reports, and writes the file."""
+    script, output = tmp_path / "script.py", tmp_path / "found.json"
+    script.write_text(
+        "import os, sys\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        f"assert not os.path.exists({str(output)!r})\n"
+    )
+    done = in_fresh_process(
+        f"""
+        import sys
+        from safecompile.__main__ import main
+        sys.exit(main(["watch", "-o", {str(output)!r}, {str(script)!r}]))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Watched") == 1
+    assert json.loads(output.read_text()) == []

@@ -28,8 +28,11 @@ def run(script: str, arguments: list[str], *, is_module: bool, provoke: bool, ou
     os.environ["SAFECOMPILE_DISABLE"] = "1"  # for its child processes too
     sys.argv[:] = [script, *arguments]
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(script).resolve().parent)
+    watched_process = os.getpid()
     with watch(provoke=provoke) as watched:
         code = _run(script, is_module=is_module)
+    if os.getpid() != watched_process:
+        return code  # a forked child has come to its end: it is not watched, and the parent reports
     print(f"\n{'-' * 100}\n{watched}", file=sys.stderr)
     if output is not None:
         found = [{**asdict(one), "meaning": one.meaning, "cure": one.cure} for one in watched.findings]
