@@ -147,6 +147,8 @@ def end_for_process() -> None:
 
 @forks.in_child
 def after_fork_in_child() -> None:
-    """Lets the thread, which the child does not have, be started anew."""
-    if _of_process is not None:
-        _of_process._running.clear()
+    """Lets the threads, which the child does not have, be started anew."""
+    for one in telling.listeners:
+        owner = getattr(one, "__self__", None)
+        if isinstance(owner, progress):
+            owner._running.clear()
