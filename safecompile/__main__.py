@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from typing import NoReturn
 
@@ -124,18 +125,28 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
         return 0
     if options.command == "watch":
+        from .tools import _files
         from .tools.watch import script
 
+        if not options.is_module and not os.path.exists(options.script):  # noqa: PTH110
+            parser.error(f"there is no script {options.script}")
+        try:
+            _files.check_writable(options.output)
+        except OSError as error:
+            parser.error(str(error))
+        given = sys.argv[1:] if arguments is None else arguments
+        # argparse drops a "--" behind the script, which is the script's own.
+        dropped = given[: len(given) - len(options.arguments)][-1:] == ["--"]
         return script.run(
             options.script,
-            options.arguments,
+            ["--"] * dropped + options.arguments,
             is_module=options.is_module,
             provoke=options.provoke,
             output=options.output,
         )
     from .tools import demo
 
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print("loading torch ...", end="\r", file=sys.stderr, flush=True)
     try:
         demo.devices_for(options.device)

@@ -174,7 +174,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def _line_of_progress() -> Iterator[Any]:
-    shows = sys.stderr is not None and sys.stderr.isatty()
+    shows = environment.is_terminal(sys.stderr)
     try:
         yield (lambda text: print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True) if shows else None)
     finally:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 from typing_extensions import Self
 
 from ._common import telling
+from ._common.errors import SafeCompileError
 from ._common.records import (
     CaptureGated,
     CompileBegun,
@@ -53,10 +54,13 @@ def subscribe(callback: Callable[[Any], object], *kinds: type[Event]) -> Callabl
 
     Args:
         callback: is called with one record, in the thread that the record is about, as soon as that thread holds no
-            lock of torch's or the library's. It may compile, and wait for other threads. If it raises, one WARNING says
-            so, and it is called no more.
+            lock of torch's or the library's (after a reset, or a wait for a kernel, with the thread's next miss). It
+            may compile, and wait for other threads. If it raises, one WARNING says so, and it is called no more.
         *kinds: the types of records that it wants; with none, all. Those derived from them are among them: all that
             came of a miss for :class:`Miss`.
+
+    Raises:
+        SafeCompileError: ``callback`` can't be called, or one of ``kinds`` is no type of records.
 
     Example::
 
@@ -64,6 +68,13 @@ def subscribe(callback: Callable[[Any], object], *kinds: type[Event]) -> Callabl
 
     Thread safety: may be called from any thread at any time. Callbacks run in several threads at once.
     """
+    if not callable(callback):
+        msg = f"subscribe() got {callback!r}, which can't be called. Pass a function that takes one record."
+        raise SafeCompileError(msg)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Event)):
+            msg = f"subscribe() got {kind!r}, which is no type of records. Pass some, such as safecompile.events.Miss."
+            raise SafeCompileError(msg)
     return telling.subscribe(callback, kinds or (Event,))
 
 
@@ -90,8 +101,7 @@ class Recording(Sequence[Event]):
 
         Thread safety: may be called from any thread.
         """
-        if self._append in telling.listeners:
-            telling.listeners.remove(self._append)
+        telling.leave(self._append)
 
     def __len__(self) -> int:
         return len(self._raw)

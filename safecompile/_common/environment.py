@@ -23,6 +23,15 @@ def wants_progress() -> bool:
     return os.environ.get("SAFECOMPILE_PROGRESS", "0") not in ("", "0")
 
 
+def is_terminal(stream: object) -> bool:
+    """Tells whether a stream is a terminal. None, a closed one, and what only has ``write`` are none."""
+    isatty = getattr(stream, "isatty", None)
+    try:
+        return isatty is not None and bool(isatty())
+    except (OSError, ValueError):
+        return False
+
+
 def cuda_graph_threads() -> int:
     """Returns how many threads may have CUDA graphs of their own: ``SAFECOMPILE_CUDA_GRAPH_THREADS``, or 16."""
     text = os.environ.get("SAFECOMPILE_CUDA_GRAPH_THREADS", "16")

@@ -21,7 +21,7 @@ def _from_environment() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if seconds <= 0.0:
+    if not seconds > 0.0:  # nan, too
         log.warning(
             "SAFECOMPILE_WAIT_WARNING_S is %r, which is not a positive number of seconds, so long waits are reported "
             "after 60 s. Set it to a number such as 30. More: docs/debugging.md#errors-and-warnings",

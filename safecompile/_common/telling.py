@@ -36,8 +36,7 @@ class _Subscription:
             _here.pending.append((self, event))
 
     def end(self) -> None:
-        if self in listeners:
-            listeners.remove(self)
+        leave(self)
 
 
 class _Here(threading.local):
@@ -48,6 +47,15 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def leave(listener: Callable[[tuple[Any, ...]], object]) -> bool:
+    """Takes a listener out; tells whether it was in. Two threads may do so at once."""
+    try:
+        listeners.remove(listener)
+    except ValueError:
+        return False
+    return True
 
 
 def subscribe(callback: Callback, kinds: type[Event] | tuple[type[Event], ...] = Miss) -> Callable[[], None]:
@@ -73,10 +81,9 @@ def tell(kind: type[Event], device: str, where: totals.Place, *rest: Any) -> Non
     """Tells the listeners of one event. To be called where there are any; takes no lock."""
     ident = threading.get_ident()
     thread = _threads.get(ident)  # threading.current_thread() would make an object for a thread that has none
-    if thread is None:
-        event = (kind, monotonic(), f"thread {ident}", threading.get_native_id(), device, *where, *rest)
-    else:
-        event = (kind, monotonic(), thread.name, thread.native_id, device, *where, *rest)
+    name = f"thread {ident}" if thread is None else thread.name
+    # Not the thread's native_id, which in a forked child is the parent's.
+    event = (kind, monotonic(), name, threading.get_native_id(), device, *where, *rest)
     for listener in tuple(listeners):
         listener(event)
 
@@ -100,7 +107,8 @@ def deliver() -> None:
         try:
             subscription.callback(kind(*values))
         except Exception:
-            subscription.end()
+            if not leave(subscription):
+                continue  # another thread's call of it has raised, too
             log.warning(
                 "a subscriber to safecompile's events raised, and is not called again. Your program goes on. Mend the "
                 "callback and subscribe it again. More: docs/debugging.md#events",

@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 from typing_extensions import Self
 
-from .._common import activity, forks, telling
+from .._common import activity, environment, forks, telling
 from .._common.records import CompileBegun
 from .._torch import threads
 
@@ -58,7 +58,7 @@ class progress:  # noqa: N801 - used as a function is
 
     def begin(self) -> None:
         """Begins to show, as entering does."""
-        if self._stream is not None and self._stream.isatty() and not self._is_on:
+        if environment.is_terminal(self._stream) and not self._is_on:
             self._is_on = True
             telling.listeners.append(self._hear)
             if activity.compiles:
@@ -68,7 +68,7 @@ class progress:  # noqa: N801 - used as a function is
         """Ends it, as leaving does."""
         if self._is_on:
             self._is_on = False
-            telling.listeners.remove(self._hear)
+            telling.leave(self._hear)
 
     def _hear(self, event: tuple[Any, ...]) -> None:
         if event[0] is CompileBegun:
@@ -147,6 +147,8 @@ def end_for_process() -> None:
 
 @forks.in_child
 def after_fork_in_child() -> None:
-    """Lets the thread, which the child does not have, be started anew."""
-    if _of_process is not None:
-        _of_process._running.clear()
+    """Lets the threads, which the child does not have, be started anew."""
+    for one in telling.listeners:
+        owner = getattr(one, "__self__", None)
+        if isinstance(owner, progress):
+            owner._running.clear()

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._common import forks
+
 #: The threads of the library's own, by thread identity, while they run. They never run code of the user's.
 ours: dict[int, int] = {}
 
@@ -209,3 +211,9 @@ def _newest_state() -> int:
     clear(state)
     delete(state)
     return newest - next(_probes)
+
+
+@forks.in_child
+def after_fork_in_child() -> None:
+    """Forgets the library's own threads: the child does not have them, and its first threads get their identities."""
+    ours.clear()

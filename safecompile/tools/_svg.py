@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any, Final, NamedTuple
 
@@ -62,10 +63,15 @@ def picture(trace: dict[str, Any]) -> str:
     parts = [*_head(bars, len(rows), span, height), *_axis(span, x, begin, height)]
     for thread, y in rows.items():
         name = _clipped(str(names.get(thread, thread)), GUTTER - 16)
-        parts.append(f'<text x="{GUTTER - 10}" y="{y + 12}" text-anchor="end" fill="#333">{escape(name)}</text>')
+        parts.append(f'<text x="{GUTTER - 10}" y="{y + 12}" text-anchor="end" fill="#333">{_escaped(name)}</text>')
     parts += [_drawn(bar, x(bar.begin), x(bar.begin + bar.seconds), rows[bar.thread]) for bar in bars]
     parts += [_mark(one, x(one["ts"] / 1e6), rows[one["tid"]]) for one in marks]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _escaped(text: str) -> str:
+    """Returns text for XML, which knows no control characters, and no halves of letters as in names of files."""
+    return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
 
 
 def _is_name(one: Any) -> bool:
@@ -130,16 +136,16 @@ def _drawn(bar: _Bar, left: float, right: float, y: float) -> str:
     width = max(right - left, 1.5)
     label = _clipped(bar.label, width - 8)
     ink = "#5c4108" if bar.color == _COLORS["wait"] else "#fff"
-    text = f'<text x="{left + 4:.1f}" y="{y + 12}" fill="{ink}">{escape(label)}</text>' if label else ""
+    text = f'<text x="{left + 4:.1f}" y="{y + 12}" fill="{ink}">{_escaped(label)}</text>' if label else ""
     return (
-        f'<g><title>{escape(bar.told)}</title><rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" '
+        f'<g><title>{_escaped(bar.told)}</title><rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" '
         f'fill="{bar.color}"/>{text}</g>'
     )
 
 
 def _mark(one: dict[str, Any], x: float, y: float) -> str:
     return (
-        f"<g><title>{escape(one['name'])}</title>"
+        f"<g><title>{_escaped(one['name'])}</title>"
         f'<circle cx="{x:.1f}" cy="{y + BAR / 2}" r="3.5" fill="#fff" stroke="#333"/></g>'
     )
 

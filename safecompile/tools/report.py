@@ -108,7 +108,8 @@ def run(*, as_json: bool) -> int:
     else:
         problem = _try_out(torch)
     found = report(problem)
-    print(found.json() if as_json else found)
+    text, encoding = found.json() if as_json else str(found), getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
     return 0
 
 

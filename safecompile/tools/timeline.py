@@ -13,7 +13,8 @@ from typing import Any, Final
 from typing_extensions import Self
 
 from .. import events
-from .._common import activity
+from .._common import activity, telling
+from . import _files
 from ._svg import CATEGORY, picture
 
 # torch.profiler counts its microseconds from the begin of the current quarter of a year, as long as it says (2.7-2.15).
@@ -30,6 +31,9 @@ class timeline:  # noqa: N801 - used as a function is
     Args:
         path: the file, by its name's end JSON or, with ``.svg``, a picture.
         most: how many events are kept; of more, the newest.
+
+    Raises:
+        OSError: on entering, or on leaving: the file can't be written. On leaving by an exception, a WARNING says so.
 
     Example::
 
@@ -48,20 +52,28 @@ class timeline:  # noqa: N801 - used as a function is
 
         Thread safety: to be entered by one thread at a time.
         """
+        _files.check_writable(self.path)
         self._recording.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         """Ends it and writes the file.
 
         Thread safety: may be called from any thread.
         """
         self._recording.__exit__()
         trace = as_trace(self._recording)
-        if self.path.suffix == ".svg":
-            self.path.write_text(picture(trace), encoding="utf-8")
-        else:
-            self.path.write_text(json.dumps(trace), encoding="utf-8")
+        try:
+            self.path.write_text(picture(trace) if self.path.suffix == ".svg" else json.dumps(trace), encoding="utf-8")
+        except OSError as problem:
+            if error is None:
+                raise
+            telling.log.warning(
+                "the timeline of a block that has raised could not be written to %s (%s). The block's own exception "
+                "comes through. Give a path that can be written. More: docs/debugging.md#it-is-slow-at-first",
+                self.path,
+                problem,
+            )
 
 
 def as_trace(recorded: events.Recording) -> dict[str, Any]:
@@ -161,12 +173,14 @@ def run(file: str, output: str | None, profile: str | None) -> str:
     if not any(isinstance(one, dict) and one.get("cat") == CATEGORY for one in trace["traceEvents"]):
         msg = f"{file} holds no compile and no wait: nothing compiled inside 'with safecompile.timeline(...)'."
         raise ValueError(msg)
-    if profile is not None:
-        path = Path(output or Path(file).with_suffix(".both.json"))
-        path.write_text(json.dumps(joined(trace, _read(profile))), encoding="utf-8")
-    else:
-        path = Path(output or Path(file).with_suffix(".svg"))
-        path.write_text(picture(trace), encoding="utf-8")
+    other = None if profile is None else _read(profile)
+    try:
+        made = picture(trace) if other is None else json.dumps(joined(trace, other))
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError) as error:
+        msg = f"{file} is no trace that safecompile.timeline has written ({type(error).__name__}: {error})."
+        raise ValueError(msg) from error
+    path = Path(output or Path(file).with_suffix(".svg" if other is None else ".both.json"))
+    path.write_text(made, encoding="utf-8")
     return str(path)
 
 

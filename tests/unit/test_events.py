@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import dataclasses
+import math
+import os
 import threading
 import time
 from typing import Any
@@ -18,7 +20,7 @@ from safecompile._common import telling
 from safecompile._engine import flights
 from safecompile._isolation import graph_trees
 from safecompile._torch import dynamo
-from tests.helpers.threads import ParkedBackend, run_threads
+from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 pytestmark = pytest.mark.usefixtures("installed", "nobody_listens")
 
@@ -208,3 +210,67 @@ def test_recording_an_event_costs_two_microseconds_at_most() -> None:
                 inside.tell(events.Wait, "cpu", where, 1.0, "lock", "other")
             best = min(best, (time.thread_time_ns() - began) / 1000)
     assert best <= 2000, f"{best:.0f} ns"
+
+
+@pytest.mark.parametrize(
+    "wrong", [(None,), ("print",), (print, "Miss"), (print, [events.Miss]), (print, events.Miss, 1)]
+)
+def test_what_can_not_listen_is_refused_at_once(wrong: tuple[Any, ...]) -> None:
+    """A mistaken subscription raises where it is made, not in the middle of somebody's compile."""
+    with pytest.raises(safecompile.SafeCompileError, match="subscribe\\(\\) got"):
+        events.subscribe(*wrong)
+    assert telling.listeners == []
+
+
+def test_callbacks_that_raise_in_two_threads_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A subscriber that raises in several threads at the same time is dropped with one WARNING, and no call fails."""
+    meet = threading.Barrier(3, timeout=20)
+
+    def raising(_: events.Event) -> None:
+        meet.wait()
+        raise ValueError("mine")
+
+    events.subscribe(raising, events.Miss)
+    cold()
+    assert [one.getMessage()[:12] for one in caplog.records if one.name == "safecompile"] == ["a subscriber"]
+    assert telling.listeners == []
+
+
+def test_who_leaves_twice_leaves_once() -> None:
+    """A recording and a subscription may be ended by two threads at once: the second does nothing."""
+    with safecompile.record() as recorded:
+        recorded.__exit__()
+    end = events.subscribe(print)
+    end()
+    end()
+    assert telling.listeners == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_child_has_a_number_of_its_own() -> None:
+    """The records of a forked child name its thread by its number, not by the parent's."""
+    done = in_fresh_process(
+        """
+        import os, threading
+        import safecompile
+        from safecompile._common import events
+        threading.main_thread().native_id
+        with safecompile.record() as recorded:
+            pid = os.fork()
+            if pid == 0:
+                events.emit((lambda: 0).__code__, "cpu", "leader", 0.0, 0.0, "uncompiled")
+                right = recorded[0].thread_id == threading.get_native_id() == os.getpid()
+                os._exit(0 if right and type(recorded[0]) is safecompile.events.Uncompiled else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 30.0), ("inf", math.inf), ("nan", 60.0), ("-1", 60.0), ("x", 60.0)]
+)
+def test_seconds_of_the_wait_warning(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no positive number of seconds is told of, and means a minute: with nan every wait would be reported."""
+    monkeypatch.setenv("SAFECOMPILE_WAIT_WARNING_S", text)
+    assert inside._from_environment() == seconds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import threading
 import time
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import safecompile
+from safecompile import _warmup
 from safecompile._common import activity, telling
 from safecompile._engine import progress as inside
 from safecompile._torch import threads
@@ -111,3 +114,50 @@ def test_the_environment_asks_for_it() -> None:
     """
     assert in_fresh_process(code, SAFECOMPILE_PROGRESS="1").stdout.split() == ["1", "0"]
     assert in_fresh_process(code).stdout.split() == ["0", "0"]
+
+
+class OnlyWrites:
+    def write(self, text: str) -> None: ...
+
+
+def closed() -> Any:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, OnlyWrites(), closed()])
+def test_what_stands_for_stderr_need_not_be_a_file(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stderr, a closed one, and one that only has write, as loggers put there, are no terminals, and no errors."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    with safecompile.progress(), _warmup._line_of_progress() as say:
+        say("x")
+        assert telling.listeners == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_child_begins_anew() -> None:
+    """The thread that writes is the parent's. A child starts its own, and takes none of its threads for the writer."""
+    done = in_fresh_process(
+        """
+        import os, sys, threading, time
+        import safecompile
+        from safecompile._common import activity
+        from safecompile._torch import threads
+        safecompile.install()
+        sys.stderr.isatty = lambda: True
+        with safecompile.progress(after_s=0.0), activity.Compiling((lambda: 0).__code__, "cpu"):
+            while not threads.ours:
+                time.sleep(0.01)
+            pid = os.fork()
+            if pid == 0:
+                assert not threads.ours
+                with activity.Compiling((lambda: 0).__code__, "cpu"):
+                    end = time.monotonic() + 10
+                    while not threads.ours and time.monotonic() < end:
+                        time.sleep(0.01)
+                    os._exit(0 if threads.ours else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr

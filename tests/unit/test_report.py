@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -174,3 +176,15 @@ def test_a_family_without_patches_is_not_needed(installed: None, monkeypatch: py
     family.applied.append((part, []))
     monkeypatch.setattr(tool.applying, "families", [*tool.applying.families, family])
     assert safecompile.report().as_dict()["families"]["old"]["state"] == "not needed"
+
+
+def test_a_terminal_that_knows_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command prints what its encoding does not know as escapes; so it does with bytes that are no text."""
+    monkeypatch.setenv("SAFECOMPILE_X", "\udcffé")
+    bytes_of = io.BytesIO()
+    stream = io.TextIOWrapper(bytes_of, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(tool, "_try_out", lambda torch: None)
+    tool.run(as_json=False)
+    stream.flush()
+    assert b"SAFECOMPILE_X=\\udcff\\xe9" in bytes_of.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 
 import safecompile
 from safecompile.__main__ import main
-from safecompile._common import activity
+from safecompile._common import activity, telling
 from safecompile.tools import timeline as tool
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -145,7 +146,15 @@ def test_a_block_that_raises_leaves_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "can't be read"), ("[", "JSON"), ("{}", "no trace"), ("[]", "no")]
+    ("content", "said"),
+    [
+        (None, "can't be read"),
+        ("[", "JSON"),
+        ("{}", "no trace"),
+        ("[]", "no"),
+        ('[{"cat": "safecompile"}]', "no trace"),
+        ('[{"cat": "safecompile", "ph": "X", "args": 1, "dur": "x"}]', "no trace"),
+    ],
 )
 def test_other_files_are_refused(
     content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,3 +167,42 @@ def test_other_files_are_refused(
         main(["timeline", str(path)])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "absent/x.json", "folder"])
+def test_a_path_that_can_not_be_written_raises_before_the_work(name: str, tmp_path: Path) -> None:
+    """A wrong path is told when the block is entered, not once hours of work are over."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="can't be written"), safecompile.timeline(tmp_path / name):
+        pytest.fail("the block was entered")
+    assert telling.listeners == []
+
+
+def test_a_file_that_can_not_be_written_hides_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The block's own error comes through, and a WARNING says that there is no file; else the file's error does."""
+    folder = tmp_path / "folder"
+    for error in (KeyError, None):
+        folder.mkdir()
+        with pytest.raises(error or OSError), safecompile.timeline(folder / "x.json"):
+            folder.rmdir()
+            if error is not None:
+                raise error
+    assert [one.getMessage()[:12] for one in caplog.records] == ["the timeline"]
+
+
+def test_any_name_makes_valid_xml(tmp_path: Path) -> None:
+    """Control characters, and bytes that are no text in names of files, are replaced in the picture."""
+    path = tmp_path / "x.svg"
+    code = compile("0", "/tmp/\udcff<&>.py", "exec")
+
+    def work() -> None:
+        with activity.Compiling(code, "cpu"):
+            pass
+
+    thread = threading.Thread(target=work, name="a\x00\x1b<b>")
+    with safecompile.timeline(path):
+        thread.start()
+        thread.join(20)
+    told = "".join(ET.parse(path).getroot().itertext())
+    assert "a\ufffd\ufffd<b>" in told
+    assert "/tmp/\ufffd<&>.py" in told

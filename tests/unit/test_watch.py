@@ -16,8 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask
 
 import safecompile
+from safecompile.__main__ import main
 from safecompile._patching.patches import AttributePatch
 from safecompile._torch import watching as host
+from safecompile.tools.watch import script as script_tool
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 
@@ -436,3 +438,82 @@ def test_the_scripts_exit_code(line: str, code: int, tmp_path: Path) -> None:
     )
     assert done.returncode == code, done.stderr
     assert "Watched" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["sys.exit(0)", "1 / 0"])
+def test_threads_are_watched_to_their_end_however_the_script_ends(line: str, tmp_path: Path) -> None:
+    """As Python itself, it waits for the threads of a script that has exited or raised, and then reports."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, time\n"
+        "def more():\n"
+        "    time.sleep(0.1)\n"
+        "    print('done', file=sys.stderr)\n"
+        "def late():\n"
+        "    time.sleep(0.3)\n"
+        "    threading.Thread(target=more).start()\n"
+        "threading.Thread(target=late).start()\n"
+        f"{line}\n"
+    )
+    done = in_fresh_process(
+        f"""
+        import sys
+        from safecompile.__main__ import main
+        sys.exit(main(["watch", {str(script)!r}]))
+        """
+    )
+    assert done.stderr.index("done\n") < done.stderr.index("Watched"), done.stderr
+
+
+@pytest.mark.parametrize("given", [["--", "a"], ["a", "--"], ["--"], [], ["-o", "x", "--help"]])
+def test_arguments_are_the_scripts_own(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is behind the script is the script's, a double hyphen and the watcher's own options too."""
+    got: list[list[str]] = []
+    monkeypatch.setattr(script_tool, "run", lambda script, arguments, **_: got.append([script, *arguments]) or 0)
+    for before in ([], ["--provoke"], ["--"]):
+        main(["watch", *before, __file__, *given])
+    assert got == [[__file__, *given]] * 3
+
+
+@pytest.mark.parametrize("wrong", [["absent.py"], ["-o", "absent/x.json", __file__]])
+def test_wrong_paths_are_told_before_the_run(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that is not there, and a file that can't be written, are errors of the command, in one sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", *wrong])
+    assert ended.value.code == 2
+    assert "absent" in capsys.readouterr().err
+
+
+def test_one_watch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one is refused while one is on; else the one that ends last would leave the library disabled."""
+    monkeypatch.delenv("SAFECOMPILE_DISABLE", raising=False)
+    with safecompile.watch():
+        with pytest.raises(safecompile.InstallError, match="one at a time"), safecompile.watch():
+            pass
+    with safecompile.watch():
+        pass
+    assert "SAFECOMPILE_DISABLE" not in os.environ
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_child_does_not_report(tmp_path: Path) -> None:
+    """A child that the script forks ends with its own exit code; the parent alone reports, and writes the file."""
+    script, output = tmp_path / "script.py", tmp_path / "found.json"
+    script.write_text(
+        "import os, sys\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        f"assert not os.path.exists({str(output)!r})\n"
+    )
+    done = in_fresh_process(
+        f"""
+        import sys
+        from safecompile.__main__ import main
+        sys.exit(main(["watch", "-o", {str(output)!r}, {str(script)!r}]))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Watched") == 1
+    assert json.loads(output.read_text()) == []

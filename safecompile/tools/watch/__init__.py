@@ -25,6 +25,9 @@ from .traces import Traces
 
 __all__ = ["Finding", "watch"]
 
+#: The watch that is on, if there is one.
+_on: list[watch] = []
+
 
 class watch:  # noqa: N801 - used as a function is
     """Watches what threads do to each other in plain torch, inside a ``with`` block.
@@ -40,7 +43,7 @@ class watch:  # noqa: N801 - used as a function is
             of. It is logged at once, as the program may never end.
 
     Raises:
-        InstallError: on entering: the patches are in, and there is no plain torch to watch.
+        InstallError: on entering: the patches are in, and there is no plain torch to watch; or another watch is on.
 
     Example::
 
@@ -82,6 +85,13 @@ class watch:  # noqa: N801 - used as a function is
                 "for. Nothing is watched. Call safecompile.uninstall() first, or set SAFECOMPILE_DISABLE=1."
             )
             raise InstallError(msg)
+        if _on:
+            msg = (
+                "safecompile.watch() is on already, and only one at a time can be. This one watches nothing. Leave "
+                "the other one first; it watches all threads."
+            )
+            raise InstallError(msg)
+        _on.append(self)
         self._began, self._disabled = time.monotonic(), os.environ.get("SAFECOMPILE_DISABLE")
         os.environ["SAFECOMPILE_DISABLE"] = "1"
         self._finder.put_in()
@@ -94,6 +104,7 @@ class watch:  # noqa: N801 - used as a function is
 
     def __exit__(self, *_: object) -> None:
         """Ends it and takes out what it has put in."""
+        _on.clear()
         self._cycles.stop()
         self._finder.take_out()
         with self._applying:

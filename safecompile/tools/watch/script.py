@@ -8,10 +8,15 @@ import runpy
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from . import watch
+
+#: The exit code of a script that was interrupted.
+_INTERRUPTED: Final = 130
 
 
 def run(script: str, arguments: list[str], *, is_module: bool, provoke: bool, output: str | None) -> int:
@@ -23,8 +28,11 @@ def run(script: str, arguments: list[str], *, is_module: bool, provoke: bool, ou
     os.environ["SAFECOMPILE_DISABLE"] = "1"  # for its child processes too
     sys.argv[:] = [script, *arguments]
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(script).resolve().parent)
+    watched_process = os.getpid()
     with watch(provoke=provoke) as watched:
         code = _run(script, is_module=is_module)
+    if os.getpid() != watched_process:
+        return code  # a forked child has come to its end: it is not watched, and the parent reports
     print(f"\n{'-' * 100}\n{watched}", file=sys.stderr)
     if output is not None:
         found = [{**asdict(one), "meaning": one.meaning, "cure": one.cure} for one in watched.findings]
@@ -33,14 +41,28 @@ def run(script: str, arguments: list[str], *, is_module: bool, provoke: bool, ou
 
 
 def _run(script: str, *, is_module: bool) -> int:
+    if is_module:
+        code = _code_of(lambda: runpy.run_module(script, run_name="__main__", alter_sys=True))
+    else:
+        code = _code_of(lambda: runpy.run_path(script, run_name="__main__"))
+    if code == _INTERRUPTED:
+        return code
+    ended = _code_of(_join)
+    return code or ended
+
+
+def _join() -> None:
+    """Waits for the threads that Python waits for at its end, however the script has ended."""
+    me = threading.current_thread()
+    while left := [one for one in threading.enumerate() if one is not me and one.is_alive() and not one.daemon]:
+        for thread in left:
+            thread.join()
+
+
+def _code_of(run: Callable[[], object]) -> int:
+    """Runs something of the script's, and returns the exit code that Python would give for it."""
     try:
-        if is_module:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(script, run_name="__main__")
-        for thread in threading.enumerate():  # as Python does at its end
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        run()
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
@@ -48,7 +70,7 @@ def _run(script: str, *, is_module: bool) -> int:
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; what was found so far:", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
     except BaseException:  # noqa: BLE001 - what the script raises is told as Python does
         traceback.print_exc()
         return 1
