@@ -62,6 +62,13 @@ _bookkeeping = threading.RLock()
 _owners: weakref.WeakSet[_Own] = weakref.WeakSet()
 _threads_differ = False
 _is_in_a_guard = False
+_put: Any = None  # what this file has put into torch's variable last
+
+
+def _put_there(value: Any) -> None:
+    global _put
+    _put = value
+    host.set_variable(value)
 
 
 def _apply() -> None:
@@ -71,16 +78,31 @@ def _apply() -> None:
         return
     devices = [one.device for one in _owners]
     _threads_differ = bool(devices) and (_threads_differ or any(one != devices[0] for one in devices))
-    host.set_variable(_by_thread if _threads_differ else next(iter(devices), None))
+    _put_there(_by_thread if _threads_differ else next(iter(devices), None))
+
+
+def _note(device: Any) -> None:
+    own = _here.own
+    own.device = device
+    (_owners.discard if device is None else _owners.add)(own)
+    _apply()
+
+
+def _adopt() -> bool:
+    """Takes as this thread's device what others have put into torch's variable: code that Dynamo has made does so."""
+    seen = host.variable()
+    if seen is _put or seen is _by_thread:
+        return False
+    _note(seen)
+    return True
 
 
 def _exchange(device: Any) -> Any:
     """Sets this thread's default device, as guards see it, and returns the one before."""
     with _bookkeeping:
-        own = _here.own
-        before, own.device = own.device, device
-        (_owners.discard if device is None else _owners.add)(own)
-        _apply()
+        _adopt()
+        before = _here.own.device
+        _note(device)
     return before
 
 
@@ -91,8 +113,9 @@ def look() -> None:
     if seen is _by_thread or seen is _here.own.device or seen == _here.own.device:
         return
     with _bookkeeping:
-        _threads_differ = True
-        _apply()
+        if not _adopt():
+            _threads_differ = True
+            _apply()
 
 
 class _OwnValue:
@@ -102,7 +125,7 @@ class _OwnValue:
         global _is_in_a_guard
         with _bookkeeping:
             _is_in_a_guard = True
-            host.set_variable(_here.own.device)
+            _put_there(_here.own.device)
 
     def __exit__(self, *_: object) -> None:
         global _is_in_a_guard
@@ -112,18 +135,22 @@ class _OwnValue:
 
 
 class _Exchanging(ast.NodeTransformer):
-    """Turns the uses of torch's variable into exchanges."""
+    """Turns the uses of torch's variable into exchanges; Dynamo traces what torch does."""
 
     changed = 0
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        new = {
+        text = ast.unparse(node)
+        exchange = {
             f"self.old_device = {host.VARIABLE}": f"self.old_device = {_EXCHANGE}(self.device)",
             f"{host.VARIABLE} = self.device": "pass",
             f"{host.VARIABLE} = self.old_device": f"{_EXCHANGE}(self.old_device)",
-        }.get(ast.unparse(node))
-        self.changed += new is not None
-        return node if new is None else _located(ast.parse(new).body[0], node)
+        }.get(text)
+        if exchange is None:
+            return node
+        self.changed += 1
+        new = f"if torch.compiler.is_dynamo_compiling():\n    {text}\nelse:\n    {exchange}"
+        return _located(ast.parse(new).body[0], node)  # type: ignore[no-any-return]
 
 
 class _InAGuard(ast.NodeTransformer):
@@ -156,7 +183,7 @@ class _Taken:
         global _threads_differ
         with _bookkeeping:
             _threads_differ = False
-            host.set_variable(_here.own.device)
+            _put_there(_here.own.device)
             _owners.clear()
         return None
 
@@ -184,7 +211,7 @@ def after_fork_in_child() -> None:
     _bookkeeping, _is_in_a_guard = threading.RLock(), False
     if len(_owners) > (_here.own.device is not None):
         _owners.clear()
-        _exchange(_here.own.device)
+        _note(_here.own.device)
 
 
 PARTS: Final = (

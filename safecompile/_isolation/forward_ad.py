@@ -67,9 +67,29 @@ def _exiting(original: Callable[..., None]) -> Callable[..., None]:
     return host.known_as(exit_level, original)
 
 
+class _Taken:
+    """Takes over what the installing thread is in, and gives it back."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        self.module, self.name = module, name
+
+    def apply(self) -> None:
+        global _inside
+        value, space = host.initial_values()[self.name], vars(self.module)
+        setattr(local, self.name, space[self.name])
+        if self.name == host.LEVEL:
+            local.is_in_the_level = space[self.name] != value
+            _inside = int(local.is_in_the_level)
+        space[self.name] = value
+
+    def revert(self) -> str | None:
+        vars(self.module)[self.name] = getattr(local, self.name)
+        return None
+
+
 def patches_of_eager_transforms(module: ModuleType) -> list[Patch]:
     """Returns the patches for the level in C, and for the count of ``jvp`` inside ``jvp``; changes nothing."""
-    patches: list[Patch] = []
+    patches: list[Patch] = [_Taken(module, host.JVP_NESTING)]
     makers: tuple[Callable[..., Any], ...] = (_entering, _exiting)
     for make, places in zip(makers, host.dual_levels(), strict=True):
         owner, name = places[0]
@@ -117,7 +137,7 @@ def _telling_outermost(module: ModuleType) -> FunctionType:
 
 def patches_of_forward_ad(module: ModuleType) -> list[Patch]:
     """Returns the patches for the level that is on; changes nothing."""
-    return thread_local_globals(module, [host.LEVEL], local)
+    return [_Taken(module, host.LEVEL), *thread_local_globals(module, [host.LEVEL], local)]
 
 
 @forks.in_child

@@ -65,7 +65,7 @@ class _BuiltinSlot(_ModuleSlot):
 
     def __init__(self, module: ModuleType, name: str, standing: Callable[..., Any]) -> None:
         super().__init__(module, name, standing)
-        self.telling = _telling_by_thread(self.original, self.stacks)
+        self.telling = _telling_by_thread(self.original, self.stacks, self.assigned)
 
     def stand(self) -> None:
         super().stand()
@@ -77,18 +77,21 @@ class _BuiltinSlot(_ModuleSlot):
         super().clear()
 
 
-def _telling_by_thread(original: Callable[..., Any], stacks: dict[int, list[Callable[..., Any]]]) -> Callable[..., Any]:
+def _telling_by_thread(
+    original: Callable[..., Any], stacks: dict[int, list[Callable[..., Any]]], assigned: dict[int, Any]
+) -> Callable[..., Any]:
     get_ident = threading.get_ident
 
     @functools.wraps(original)
     def tell(*args: Any, **kwargs: Any) -> Any:
-        stack = stacks.get(get_ident())
-        return (stack[-1] if stack else original)(*args, **kwargs)
+        me = get_ident()
+        stack = stacks.get(me)
+        return (assigned.get(me, stack[-1]) if stack else original)(*args, **kwargs)
 
     return tell
 
 
-_TELLING = _telling_by_thread(len, {}).__code__
+_TELLING = _telling_by_thread(len, {}, {}).__code__
 
 
 class ModuleByThread(ModuleType):
@@ -105,9 +108,12 @@ class ModuleByThread(ModuleType):
         return vars(value)["__wrapped__"] if type(value) is FunctionType and value.__code__ is _TELLING else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        slot = _slots.get((id(vars(self)), name))
-        if isinstance(slot, _ModuleSlot) and threading.get_ident() in slot.stacks:
-            slot.assigned[threading.get_ident()] = value  # until its trace ends, when torch brings the original back
+        slot, me = _slots.get((id(vars(self)), name)), threading.get_ident()
+        if isinstance(slot, _ModuleSlot) and me in slot.stacks:
+            if type(value) is FunctionType and value.__code__ is _TELLING:  # from the dictionary: a mock ends
+                slot.assigned.pop(me, None)
+            else:
+                slot.assigned[me] = value  # until its trace ends, when torch brings the original back
         else:
             super().__setattr__(name, value)
 

@@ -89,6 +89,40 @@ def test_one_thread_sees_what_it_sees_in_plain_torch(side):
     assert all(one is None or type(one) is torch.device for one, _ in seen)
 
 
+def test_a_default_device_that_compiled_code_sets(side):
+    """Compiled code that sets a default device is one graph, and what it leaves is what guards compare with."""
+    backend = ParkedBackend(parked=False)
+    look = torch.compile(lambda x: x + 1, backend=backend)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def made_on_meta(x: torch.Tensor) -> tuple[torch.Tensor, torch.device]:
+        torch.set_default_device("meta")
+        made = torch.ones(2)
+        torch.set_default_device(None)
+        return x + 1, made.device
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def left_on(x: torch.Tensor, device: str | None) -> torch.Tensor:
+        torch.set_default_device(device)
+        return x + 1
+
+    x, seen = torch.ones(2, device="cpu"), []
+    torch.set_default_device(None)  # the first in a thread makes a variable that guards look at
+    try:
+        for _ in range(3):
+            result, device = made_on_meta(x)
+            assert (result.tolist(), device.type) == ([2.0, 2.0], "meta")
+        assert backend.compiles == 1
+        for device in ("meta", "cpu", None):
+            left_on(x, device)
+            before = backend.compiles
+            look(x)
+            seen.append((str(torch.utils._device.CURRENT_DEVICE), torch.ones(2).device.type, backend.compiles - before))
+        assert seen == [("meta", "meta", 1), ("cpu", "cpu", 1), ("None", "cpu", 1)]
+    finally:
+        torch.set_default_device(None)
+
+
 def test_what_stands_for_the_devices_of_all_threads(installed):
     """What is in torch's variable while threads differ is copied as the device of the thread that copies."""
     value = default_device._by_thread

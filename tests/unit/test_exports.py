@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -240,6 +241,21 @@ def test_an_export_has_its_own_max(installed):
         return [tuple(program.module()(torch.ones(n)).shape) for n in (3, 9)]
 
     assert beside(exports, exports) == [[(8,), (18,)]] * 2
+
+
+@overrides
+def test_what_an_exported_forward_puts_into_builtins(side):
+    """A ``forward`` that replaces ``max`` for a while, as a mock does, calls what it has put there."""
+
+    class Mocking(torch.nn.Module):
+        def forward(self, x):
+            with mock.patch.object(builtins, "max", return_value=42):
+                found = max(1, 2)
+            return x + found * 10 + max(1, 2)
+
+    program = torch.export.export(Mocking(), (torch.ones(3),), strict=False)
+    assert program.module()(torch.ones(3)).tolist() == [423.0] * 3
+    assert max(1, 2) == 2
 
 
 @overrides

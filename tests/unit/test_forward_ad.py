@@ -14,6 +14,7 @@ import torch
 import torch._dynamo
 import torch.autograd.forward_ad as fw
 
+import safecompile
 from tests.helpers.threads import ParkedBackend, run_threads
 
 from .test_switches import Pause, beside
@@ -132,3 +133,32 @@ def test_a_compiled_function_that_is_called_inside_of_a_level(side):
         call()
         counts.append(backend.compiles)
     assert counts in ([1, 2, 2, 2], [1, 1, 1, 1])  # the second: 2.15, where no guard reads the level
+
+
+def test_an_installation_inside_of_a_level(side):
+    """Who installs or uninstalls in a level, or in a ``jvp``, is still in it, and afterwards in none."""
+
+    def exchange() -> None:
+        if side == "safe":
+            safecompile.uninstall() if safecompile.is_installed() else safecompile.install()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        exchange()
+        return torch.func.jvp(torch.sin, (x,), (TANGENT,))[1]
+
+    def twice() -> list[float]:
+        return torch.func.jvp(function, (X,), (TANGENT,))[1].tolist()
+
+    wanted = (-X.sin() * TANGENT * TANGENT).tolist()
+    for _ in range(2):  # out, and in again
+        with fw.dual_level():
+            dual = fw.make_dual(X, TANGENT)
+            exchange()
+            again = fw.make_dual(X, TANGENT)
+            assert [fw.unpack_dual(one.sin()).tangent.tolist() for one in (dual, again)] == [WANTED] * 2
+        assert fw._current_level == -1
+        assert by_jvp() == WANTED
+    for _ in range(2):
+        assert twice() == pytest.approx(wanted)
+        assert torch._functorch.eager_transforms.JVP_NESTING == 0
+        assert by_level() == WANTED
