@@ -34,7 +34,7 @@ def _process_s(process: Path, leader: int) -> float:
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     if int(fields[3]) != leader:
         return 0.0
-    worked = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its ended children included
+    worked = sum(map(int, fields[11:15])) / _ticks_a_second()  # its ended children included
     waited = 0
     for thread in (process / "task").iterdir():
         with suppress(OSError, ValueError, IndexError):
@@ -76,3 +76,7 @@ class Watch:
 
     def _again(self, now: float) -> None:
         self._begin, self._worked = now, 0.0
+
+
+def _ticks_a_second() -> int:
+    return int(getattr(os, "sysconf")("SC_CLK_TCK"))  # noqa: B009 - Linux has it, Windows' types do not

@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--sizes", type=float, nargs=3, default=Sizes(), metavar=Sizes._fields)
     options = parser.parse_args()
-    if hasattr(faulthandler, "register"):
+    if hasattr(faulthandler, "register") and hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)  # the demo asks a child that has stopped for its stacks
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
