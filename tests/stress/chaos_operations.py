@@ -30,7 +30,7 @@ from safecompile import safe_compile
 Random = random.Random
 F32 = torch.float32
 WIDTH = 6
-FORK_LIMIT_S = 120
+FORK_LIMIT_S = 40
 
 operations: dict[str, Callable[[Random], None]] = {}
 weights: dict[str, int] = {}
@@ -307,8 +307,8 @@ def fork(rng):
         code = 1
         try:
             x, k = tensor(rng), rng.random()
+            # Not ``call``: its functions' guards may have been locked by another thread (docs/known-issues.md).
             check(safe_compile(lambda x: x * k, backend="eager")(x), x * k)
-            call(rng)
             trace(rng)
             code = 0
         except BaseException:

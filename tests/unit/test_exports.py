@@ -296,8 +296,8 @@ def test_buffers_of_others_beside_an_export(side):
         torch.nn.BatchNorm1d(2)
         return len(hooks)
 
-    alone = exports(lambda: None)
-    assert beside(exports, lambda _: registers()) == [alone, 0 if side == "safe" else 1]
+    alone, left = exports(lambda: None), len(hooks)  # exports at once in plain torch have left some, up to torch 2.8
+    assert beside(exports, lambda _: registers()) == [alone, left if side == "safe" else left + 1]
 
 
 def test_the_context_of_a_fake_implementation_is_its_threads_own(side):

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 
 WITHOUT = """
@@ -26,14 +25,14 @@ WITHOUT = """
 
 
 def warm() -> Any:
-    """Returns a compiled module that was called with the library, also with several threads about."""
-    install()
+    """Returns a compiled module that was called, and whose backward ran."""
     torch._dynamo.reset()
     module = torch.compile(torch.nn.Linear(2, 2), backend="eager")
     module(torch.ones(2, 2)).sum().backward()
     return module
 
 
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", ["pickle", "torch.save", "a copy", "a replica"])
 def test_a_compiled_module_loads_without_the_library(kind: str, tmp_path: Path) -> None:
     """And its file does not name it."""
