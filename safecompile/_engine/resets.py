@@ -143,6 +143,17 @@ def patches_of_reset(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module, "reset_code", _patched_reset_code)]
 
 
+def patches_of_backends(module: ModuleType) -> list[Patch]:
+    """Returns the patch of the name by which ``module`` resets the backends; changes nothing."""
+    original = getattr(module, cache.RESET_BACKENDS)
+
+    @functools.wraps(original)
+    def _patched_reset_backends() -> None:
+        cache.reset_backends()
+
+    return [AttributePatch(module, cache.RESET_BACKENDS, _patched_reset_backends)]
+
+
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
     # Without these notes the next miss of such a function raises KeyError when torch asks why an entry did not fit, and
@@ -170,5 +181,7 @@ PARTS: Final = (
     Part("reset", dynamo.DYNAMO, patches_of_reset),
     Part("reset", dynamo.EVAL_FRAME, patches_of_reset),
     Part("reset", state.DECORATORS, patches_of_reset),
+    Part("reset", dynamo.DYNAMO, patches_of_backends),
+    Part("reset", dynamo.EVAL_FRAME, patches_of_backends),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),
 )

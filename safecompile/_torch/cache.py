@@ -111,6 +111,19 @@ def backends_kept_alive() -> list[Any]:
     return list(sys.modules[EVAL_FRAME].cached_backends.values())
 
 
+#: The function by which a reset resets the backends. It goes through a dictionary that each ``torch.compile`` adds to.
+RESET_BACKENDS = "_reset_guarded_backend_cache"
+
+
+def reset_backends() -> None:
+    """Does what torch's function does, beside threads that add backends: these are reset now, or stay for the next."""
+    there = sys.modules[EVAL_FRAME].cached_backends
+    for key in list(there):
+        backend = there.pop(key, None)
+        if hasattr(backend, "reset"):
+            backend.reset()
+
+
 def served_again(entry: Any) -> Any:
     """Returns what a callback must return so that torch runs the compiled code of ``entry`` once more."""
     types = sys.modules["torch._dynamo.types"]

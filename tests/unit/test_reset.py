@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -404,6 +405,31 @@ def test_an_entry_that_is_published_in_the_middle_of_a_reset(guard: str, monkeyp
             compiled(torch.zeros(4))
     else:
         assert compiled(torch.zeros(4)).tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("side", ["safe", "plain"])
+def test_a_backend_that_comes_in_the_middle_of_a_reset(side: str) -> None:
+    """Another thread's ``torch.compile`` adds it while the others are reset: plain torch raises RuntimeError."""
+    torch._dynamo.reset()
+    if side == "plain":
+        safecompile.uninstall()
+
+    class Backend:
+        def __call__(self, graph_module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            return graph_module.forward
+
+        def reset(self) -> None:
+            resets.append(self)
+            if len(resets) == 1:
+                run_threads([lambda: torch.compile(len, backend=later)])
+
+    resets: list[Backend] = []
+    first, later = Backend(), Backend()
+    torch.compile(len, backend=first)
+    with contextlib.nullcontext() if side == "safe" else pytest.raises(RuntimeError, match="changed size"):
+        torch._dynamo.reset()
+    torch._dynamo.reset()
+    assert resets == ([first, later] if side == "safe" else [first, first, later])
 
 
 @pytest.mark.usefixtures("another_thread")
