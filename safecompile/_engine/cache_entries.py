@@ -24,8 +24,8 @@ from .._patching.patches import AttributePatch, Patch
 from .._torch import cache, dynamo, threads
 from . import frames, later
 
-#: The guards that another thread may be in the middle of, and the code: since when (monotonic seconds). The oldest
-#: first. Each use is one operation on a list, atomic by the GIL.
+#: What another thread may be in the middle of: since when (monotonic seconds), the code, the guards. The oldest first.
+#: Each use is one operation on a list, atomic by the GIL.
 kept: list[tuple[float, Any, Any]] = []
 
 
@@ -35,14 +35,17 @@ def keep(entry: Any) -> None:
     It runs in finalizers, and so takes no lock.
     """
     if threads.others_are_alive():
-        kept.append((monotonic(), entry.guard_manager, entry.code))
+        kept.append((monotonic(), entry.code, entry.guard_manager))
         later.soon()
 
 
 def let_go() -> None:
     """Frees what nobody can be in the middle of any more. Called where a miss ends, by a reset, and a moment later."""
-    for _ in taken_if_over(kept):
-        pass
+    over = list(taken_if_over(kept))
+    # The latest first, and of each the guards before the code, as a tuple does: tracebacks of later compiles hold the
+    # code of earlier ones, and must not be the last to do so (``tests/host/test_traceback_facts.py``).
+    while over:
+        over.pop()
 
 
 def taken_if_over(items: list[Any]) -> Iterator[Any]:

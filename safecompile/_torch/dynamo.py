@@ -105,6 +105,17 @@ def forget_frame() -> None:
     sys.modules[DYNAMO_UTILS].counters["frames"]["total"] -= 1
 
 
+def forget_tracebacks() -> None:
+    """Drops the tracebacks that torch's metrics of an ended compile keep until the thread's next one, or its end.
+
+    They may be the last to hold compiled code. Who frees it there, under a mutex of torch's, hangs the process if
+    another thread takes a traceback meanwhile (``tests/host/test_traceback_facts.py``).
+    """
+    context = sys.modules[DYNAMO_UTILS].get_metrics_context()
+    if not context.in_progress():
+        getattr(context, "_edits", []).clear()  # torch 2.7 keeps none
+
+
 def graphs_compiled() -> int:
     """Returns how many graphs Dynamo has handed to a backend in this process so far."""
     return int(sys.modules[DYNAMO_UTILS].counters["stats"]["unique_graphs"])

@@ -70,6 +70,9 @@ class Chaos:
             thread.start()
         rng = random.Random(0)
         while alive := [thread for thread in threads if thread.is_alive()]:
+            faulthandler.dump_traceback_later(
+                3 * PATIENCE_S, exit=True
+            )  # if this thread never gets Python's lock again
             alive[0].join(0.05)
             if self.interrupts and rng.random() < 0.5:
                 _raise_in(rng.choice(alive))
@@ -77,6 +80,7 @@ class Chaos:
                 print(f"HUNG: {len(alive)} threads, {self.done.total()} operations", flush=True)
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(HUNG)
+        faulthandler.cancel_dump_traceback_later()
 
     def _work(self, steps: list[tuple[str, int]]) -> None:
         for name, seed in steps:
