@@ -154,6 +154,13 @@ def patches_of_backends(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module, cache.RESET_BACKENDS, _patched_reset_backends)]
 
 
+def patches_of_times(module: ModuleType) -> list[Patch]:
+    """Returns the patch of the dictionary of phases, where this release needs it; changes nothing."""
+    if cache.keeps_its_list(module):
+        return []
+    return [AttributePatch(module, cache.TIMES, cache.Times(vars(module)[cache.TIMES]))]
+
+
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that keeps, over a reset, what torch notes of the entries that are still there."""
     # Without these notes the next miss of such a function raises KeyError when torch asks why an entry did not fit, and
@@ -184,4 +191,5 @@ PARTS: Final = (
     Part("reset", dynamo.DYNAMO, patches_of_backends),
     Part("reset", dynamo.EVAL_FRAME, patches_of_backends),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),
+    Part("reset", dynamo.DYNAMO_UTILS, patches_of_times),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from types import CodeType
 from typing import Any
@@ -122,6 +123,23 @@ def reset_backends() -> None:
         backend = there.pop(key, None)
         if hasattr(backend, "reset"):
             backend.reset()
+
+
+#: How long each phase of each compile has taken. A reset empties it, also of what a thread is in the middle of and
+#: will look up at its end (KeyError up to torch 2.12, where the backward of a compiled function is such a phase).
+TIMES = "compilation_time_metrics"
+
+
+def keeps_its_list(utils: Any) -> bool:
+    """Tells whether a phase keeps what it adds to (2.13+). Drop with the patch when min torch > 2.12."""
+    return "metrics" in inspect.unwrap(utils.dynamo_timed).__code__.co_varnames
+
+
+class Times(dict[str, list[float]]):
+    """The same, where a phase that is gone begins anew."""
+
+    def __missing__(self, key: str) -> list[float]:
+        return self.setdefault(key, [])
 
 
 def served_again(entry: Any) -> Any:

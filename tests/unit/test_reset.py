@@ -432,6 +432,31 @@ def test_a_backend_that_comes_in_the_middle_of_a_reset(side: str) -> None:
     assert resets == ([first, later] if side == "safe" else [first, first, later])
 
 
+@pytest.mark.parametrize("side", ["safe", "plain"])
+def test_a_reset_in_the_middle_of_another_threads_phase(side: str) -> None:
+    """Plain torch raises KeyError at its end up to 2.12: in a warm backward, for example."""
+    if side == "plain":
+        safecompile.uninstall()
+    inside, go = threading.Event(), threading.Event()
+    raised: list[KeyError] = []
+
+    def is_in_a_phase() -> None:
+        try:
+            with torch._dynamo.utils.dynamo_timed("test_a_reset_in_the_middle"):
+                inside.set()
+                assert go.wait(30)
+        except KeyError as error:
+            raised.append(error)
+
+    def resets_then() -> None:
+        assert inside.wait(30)
+        torch._dynamo.reset()
+        go.set()
+
+    run_threads([is_in_a_phase, resets_then])
+    assert len(raised) == (side == "plain" and not cache.keeps_its_list(torch._dynamo.utils))
+
+
 @pytest.mark.usefixtures("another_thread")
 def test_the_notes_of_resets_know_no_dead_functions() -> None:
     """What is noted of a function that has died is struck off by the next reset."""
