@@ -218,7 +218,7 @@ def stance(rng):
         return graph.forward
 
     x, k = tensor(rng), rng.random()
-    function = lambda x: x - k  # noqa: E731
+    function = lambda x: x - k
     # A code of its own: versions of one code count in recompile_limit, whatever their backends.
     function.__code__ = function.__code__.replace()
     own = safe_compile(function, backend=backend)
