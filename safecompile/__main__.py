@@ -117,12 +117,13 @@ def main(arguments: list[str] | None = None) -> int:
 
         return report.run(as_json=options.json)
     if options.command == "timeline":
-        from .tools import timeline
+        from .tools import _stdout, timeline
 
         try:
-            print(timeline.run(options.file, options.output, options.profile))
+            written = timeline.run(options.file, options.output, options.profile)
         except (ValueError, OSError) as error:
             parser.error(str(error))
+        _stdout.say(written)
         return 0
     if options.command == "watch":
         from .tools import _files

@@ -83,20 +83,20 @@ def warmup(
     places = [""] if devices is None else [str(one) for one in devices]
     work = [(place, signature) for place in places for signature in inputs]
     done: list[Warmed] = []
-    with warming.warming(), _line_of_progress() as say:
+    with warming.warming() as mark, _line_of_progress() as say:
         for number, (place, signature) in enumerate(work, 1):
             say(f"warmup {number} of {len(work)}: {place} {_text(signature)}")
-            done.append(_warm(fn, place, signature, backward=backward))
+            done.append(_warm(fn, place, signature, mark, backward=backward))
     warming.close(fn, closed=recompiles_are_errors)
     return done
 
 
-def _warm(fn: Any, place: str, signature: Any, *, backward: bool) -> Warmed:
+def _warm(fn: Any, place: str, signature: Any, mark: object, *, backward: bool) -> Warmed:
     compiled: list[str] = []
 
     def listen(miss: events.Miss) -> None:
         # A backward on an accelerator is compiled by one of autograd's threads.
-        if miss.outcome == "compiled" and (warming.is_here() or miss.function.endswith(" (backward)")):
+        if miss.outcome == "compiled" and warming.is_for(mark):
             compiled.append(miss.function)
 
     given = _made(signature, place)

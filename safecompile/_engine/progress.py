@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 from typing_extensions import Self
 
-from .._common import activity, environment, forks, telling
+from .._common import activity, arguments, environment, forks, telling
 from .._common.records import CompileBegun
 from .._torch import threads
 
@@ -33,6 +33,10 @@ class progress:  # noqa: N801 - used as a function is
         stream: where to; None for ``sys.stderr``.
         after_s: for how many seconds a compile must have lasted.
 
+    Raises:
+        TypeError: ``after_s`` is no number.
+        ValueError: ``after_s`` is not a number of seconds (nan).
+
     Example::
 
         with safecompile.progress():
@@ -42,7 +46,7 @@ class progress:  # noqa: N801 - used as a function is
     """
 
     def __init__(self, *, stream: TextIO | None = None, after_s: float = 3.0) -> None:
-        self._stream, self._after_s = stream or sys.stderr, after_s
+        self._stream, self._after_s = stream or sys.stderr, arguments.seconds("after_s", after_s)
         self._is_on = False
         # Holds a mark while the thread runs. Each use is one operation on a list, atomic by the GIL.
         self._running: list[None] = []

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from .._common import reading
 from .._common.errors import RecompileError
-from .._torch import cache, dynamo
+from .._torch import cache, cuda_graphs, dynamo
 from . import cache_entries, frames
 
 #: Whether some function is closed to compiles.
 some_are_closed = False
 
 _CLOSED: Final = "_safecompile_closed"
+_MARK: Final = "safecompile_warmup"
 _here = threading.local()
 
 
@@ -28,18 +29,29 @@ def close(compiled: Any, *, closed: bool) -> None:
 
 
 @contextmanager
-def warming() -> Iterator[None]:
-    """In this thread, all functions compile, and all calls wait for as long as it takes."""
-    before, _here.warms = is_here(), True
+def warming() -> Iterator[object]:
+    """In this thread, all functions compile, and all calls wait for as long as it takes.
+
+    Yields a mark of this warm-up, for :func:`is_for`.
+    """
+    before, mark = getattr(_here, "warms", None), object()
+    _here.warms = mark
+    cuda_graphs.set_in_thread(_MARK, mark)
     try:
-        yield
+        yield mark
     finally:
         _here.warms = before
+        cuda_graphs.set_in_thread(_MARK, before)
 
 
 def is_here() -> bool:
     """Tells whether this thread is warming something up."""
-    return getattr(_here, "warms", False)
+    return getattr(_here, "warms", None) is not None
+
+
+def is_for(mark: object) -> bool:
+    """Tells whether this thread is in that warm-up, or runs a backward for the thread that is."""
+    return cuda_graphs.in_thread(_MARK) is mark
 
 
 def check(frame: Any, device: str) -> None:

@@ -51,7 +51,7 @@ def picture(trace: dict[str, Any]) -> str:
     begin = min([bar.begin for bar in bars] + [one["ts"] / 1e6 for one in marks], default=0.0)
     end = max([bar.begin + bar.seconds for bar in bars] + [one["ts"] / 1e6 for one in marks], default=1.0)
     span = max(end - begin, 1e-4)
-    names = {one["tid"]: one["args"]["name"] for one in trace["traceEvents"] if _is_name(one)}
+    names = {one["tid"]: one["args"]["name"] for one in trace["traceEvents"] if is_name(one)}
     leaders = [bar.thread for bar in bars if bar.color != _COLORS["wait"]]
     threads = list(dict.fromkeys([*leaders, *(bar.thread for bar in bars), *(one["tid"] for one in marks)]))
     rows = {thread: TOP + ROW * index for index, thread in enumerate(threads)}
@@ -74,7 +74,8 @@ def _escaped(text: str) -> str:
     return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
 
 
-def _is_name(one: Any) -> bool:
+def is_name(one: Any) -> bool:
+    """Tells whether an event of a trace names a thread."""
     return isinstance(one, dict) and one.get("ph") == "M" and one.get("name") == "thread_name"
 
 

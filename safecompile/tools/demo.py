@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from . import _stdout
 from ._child import Plan, Row, run_child
 from ._sizes import sizes_for
 from ._table import WIDTH, Progress, advice, conclusion, table
@@ -101,10 +102,10 @@ def run(
             "conclusion": conclusion(rows),
             "next": advice(rows, torch_fails),
         }
-        print(json.dumps(document, indent=2))
+        _stdout.say(json.dumps(document, indent=2))
     else:
-        print(f"\n{table(rows)}\n\n{textwrap.fill(conclusion(rows), WIDTH)}")
-        print(textwrap.fill(f"What to do next: {advice(rows, torch_fails)}", WIDTH))
+        next_ = textwrap.fill(f"What to do next: {advice(rows, torch_fails)}", WIDTH)
+        _stdout.say(f"\n{table(rows)}\n\n{textwrap.fill(conclusion(rows), WIDTH)}\n{next_}")
     return 0 if right else 1
 
 

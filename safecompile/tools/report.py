@@ -18,7 +18,7 @@ from .._installing import applying, installer
 from .._patching.families import Family
 from .._patching.patches import late_references
 from .._torch import dynamo
-from . import _report_text
+from . import _report_text, _stdout
 
 #: How many functions are named, and how many frames of a stack.
 FUNCTIONS: Final = 10
@@ -108,8 +108,7 @@ def run(*, as_json: bool) -> int:
     else:
         problem = _try_out(torch)
     found = report(problem)
-    text, encoding = found.json() if as_json else str(found), getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    _stdout.say(found.json() if as_json else str(found))
     return 0
 
 

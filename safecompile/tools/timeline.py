@@ -15,7 +15,7 @@ from typing_extensions import Self
 from .. import events
 from .._common import activity, telling
 from . import _files
-from ._svg import CATEGORY, picture
+from ._svg import CATEGORY, is_name, picture
 
 # torch.profiler counts its microseconds from the begin of the current quarter of a year, as long as it says (2.7-2.15).
 _QUARTER_NS: Final = 7_889_238 * 10**9
@@ -156,11 +156,20 @@ def _names(recorded: events.Recording) -> Iterator[dict[str, Any]]:
 
 
 def joined(trace: dict[str, Any], profile: Any) -> dict[str, Any]:
-    """Returns both traces as one, on the clock of ``profile``, a file of torch.profiler's or another trace."""
+    """Returns both traces as one, on the clock of ``profile``, a file of torch.profiler's or another trace.
+
+    Of a thread that both name, the name is that of ``trace``: torch.profiler names all threads after the process.
+    """
     theirs = profile if isinstance(profile, dict) else {"traceEvents": profile}
     shift = (trace.get("baseTimeNanoseconds", 0) - theirs.get("baseTimeNanoseconds", 0)) / 1e3
     ours = [{**one, "ts": one["ts"] + shift} if one["ph"] != "M" else one for one in trace["traceEvents"]]
-    return {**theirs, "traceEvents": [*theirs["traceEvents"], *ours]}
+    named = {_thread(one) for one in ours if is_name(one)}
+    kept = [one for one in theirs["traceEvents"] if not (is_name(one) and _thread(one) in named)]
+    return {**theirs, "traceEvents": [*kept, *ours]}
+
+
+def _thread(one: dict[str, Any]) -> tuple[Any, Any]:
+    return one.get("pid"), one.get("tid")
 
 
 def run(file: str, output: str | None, profile: str | None) -> str:

@@ -87,6 +87,14 @@ def test_elsewhere_it_does_nothing(installed: None) -> None:
     assert slow_compile(stream, 0.1, "") == ""
 
 
+@pytest.mark.parametrize(("value", "error"), [("x", TypeError), (None, TypeError), (float("nan"), ValueError)])
+def test_what_is_no_number_of_seconds_is_told_at_once(value: Any, error: type[Exception]) -> None:
+    """It is an error of the caller's, not of the thread that writes, on a terminal and elsewhere."""
+    for stream in (Terminal(), io.StringIO()):
+        with pytest.raises(error, match="after_s must be a number of seconds"):
+            safecompile.progress(stream=stream, after_s=value)
+
+
 def test_many_waiting_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads are named, the others counted."""
     one = activity.Compiling(body.__code__, "cuda:1")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -176,6 +178,26 @@ def test_a_family_without_patches_is_not_needed(installed: None, monkeypatch: py
     family.applied.append((part, []))
     monkeypatch.setattr(tool.applying, "families", [*tool.applying.families, family])
     assert safecompile.report().as_dict()["families"]["old"]["state"] == "not needed"
+
+
+def test_a_reader_that_has_gone() -> None:
+    """The command ends quietly, as with ``| head``, with the exit code of a tool that SIGPIPE has ended."""
+    code = """
+        import sys
+        sys.modules["torch"] = None
+        from safecompile.__main__ import main
+        sys.stdin.read()
+        sys.exit(main(["report"]))
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdin=pipe, stdout=pipe, stderr=pipe) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        run.stdin.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141
 
 
 def test_a_terminal_that_knows_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,19 @@ def test_the_clock_is_the_profilers(tmp_path: Path) -> None:
     assert around["ts"] - slack <= compile_["ts"]
     assert compile_["ts"] + compile_["dur"] <= around["ts"] + around["dur"] + slack
     assert json.loads(path.read_text())["baseTimeNanoseconds"] == json.loads(profile.read_text())["baseTimeNanoseconds"]
+    names = [one["args"]["name"] for one in events if one["name"] == "thread_name" and one["tid"] == compile_["tid"]]
+    assert names == [threading.current_thread().name]
+
+
+def test_a_thread_that_both_name_has_its_own_name() -> None:
+    """torch.profiler names each thread after the process, and Perfetto shows the first name that it reads."""
+
+    def name(tid: int, name: str) -> dict[str, Any]:
+        return {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "ts": 0, "args": {"name": name}}
+
+    theirs = [name(2, "thread 2 (python)"), name(3, "thread 3 (python)"), "no event"]
+    both = tool.joined({"traceEvents": [name(2, "worker-1")]}, theirs)["traceEvents"]
+    assert both == [name(3, "thread 3 (python)"), "no event", name(2, "worker-1")]
 
 
 def test_traces_with_other_clocks_are_joined_on_theirs() -> None:

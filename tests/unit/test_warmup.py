@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 
 from safecompile import RecompileError, SafeCompileError, safe_compile, warmup
+from safecompile._warmup import Warmed
 from tests.helpers.compiles import Counting
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -90,6 +91,29 @@ def test_backward_is_compiled_and_no_gradient_is_changed() -> None:
     assert backend.counts == (1, 1)
     with pytest.raises(SafeCompileError, match="no output needs a gradient"):
         warmup(safe_compile(body, backend="eager"), torch.ones(3), backward=True)
+
+
+def compile_elsewhere() -> list[Warmed]:
+    x = torch.ones(3, requires_grad=True)
+    safe_compile(lambda y: y.cos(), backend="aot_eager")(x).sum().backward()
+    return warmup(safe_compile(body, backend="aot_eager"), x, backward=True)
+
+
+def test_only_its_own_compiles_are_counted() -> None:
+    """What other threads compile meanwhile is not: no function, no backward, and nothing of another warmup."""
+    others: list[Warmed] = []
+    run_elsewhere = torch._dynamo.disable(lambda: run_threads([lambda: others.extend(compile_elsewhere())]))
+
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        run_elsewhere()
+        return x.sin()
+
+    compiled = safe_compile(beside, backend="aot_eager")
+    done = warmup(compiled, torch.ones(3, requires_grad=True), backward=True)
+    assert all("beside" in name for name in done[0].compiled), done
+    assert all("body" in name for name in others[0].compiled), others
+    for one in (done[0], others[0]):
+        assert sum(name.endswith(" (backward)") for name in one.compiled) == 1, one
 
 
 def test_inputs_are_used_as_they_are() -> None:
