@@ -16,6 +16,7 @@ from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
 from .._torch import threads
+from . import stance_contexts as contexts
 from . import stance_views as views
 
 #: Whether the C flag by which a call skips its guards is per thread (torch 2.15+), as far as could be found out.
@@ -69,17 +70,17 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
         with views.exchange:
-            return views.construct(stance, original)
+            return contexts.construct(stance, original)
 
     @functools.wraps(init)
     def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        views.constructed(self)
+        contexts.constructed(self)
 
     @functools.wraps(call)
     def _patched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with views.exchange:
-            views.cancel(self)
+            contexts.cancel(self)
         decorated = call(self, *args, **kwargs)  # sets what was there before the construction
         views.settle()
         return decorated
@@ -88,13 +89,13 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
     def _patched_enter(self: Any) -> None:
         with views.exchange:
             original(host.stance(eval_frame))
-            views.enter(self)
+            contexts.enter(self)
 
     @functools.wraps(leave)
     def _patched_exit(self: Any, *error: Any) -> None:
         with views.exchange:
             original(host.stance(eval_frame))
-            if not views.leave(self):  # it was entered before the patches went in
+            if not contexts.leave(self):  # it was entered before the patches went in
                 leave(self, *error)
                 views.settle()
 
