@@ -52,7 +52,7 @@ class _AddHandler(ast.NodeTransformer):
         self.set_frame: ast.stmt | None = None
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        if "_maybe_set_eval_frame(_callback_from_stance(callback))" in ast.unparse(node):
+        if dynamo.SETTING_THE_FRAME in ast.unparse(node):
             self.set_frame = node
         return node
 

@@ -81,17 +81,17 @@ class _WhatIsThere(ast.NodeTransformer):
     changed = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return self._checking(node, "key not in self._dispatch_cache")
+        return self._checking(node, f"key not in {host.DISPATCH_CACHE}")
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        return self._checking(node, "key in self._dispatch_cache")
+        return self._checking(node, f"key in {host.DISPATCH_CACHE}")
 
     def _checking(self, node: ast.Assert | ast.If, test: str) -> ast.AST:
         if ast.unparse(node.test) != test:
             return node
         self.changed += 1
         # In one step, which another thread's clear() can't come between.
-        text = "if (cached := self._dispatch_cache.get(key)) is not None:\n    return cached"
+        text = f"if (cached := {host.DISPATCH_CACHE}.get(key)) is not None:\n    return cached"
         return _located(ast.parse(text).body[0], node)  # type: ignore[no-any-return]
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
