@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 _DEMO = """\
 Runs three pieces of real work with plain torch.compile and with safe_compile, each in a process
@@ -52,9 +52,18 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m safecompile", description="Tools around safecompile.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_demo, _add_report, _add_timeline, _add_watch):
+        add(commands)
+    return parser
+
+
+def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="run the same work with plain torch.compile and with safe_compile",
@@ -77,6 +86,9 @@ def _parser() -> _Parser:
         help="seconds for each workload and side; one that still works then is ended as too slow (default: 600)",
     )
     demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
+
+
+def _add_report(commands: _Commands) -> None:
     report = commands.add_parser(
         "report",
         help="print versions and the state of the patches, for a bug report",
@@ -84,6 +96,9 @@ def _parser() -> _Parser:
         "fit this torch. In a process of yours, print(safecompile.report()) tells who compiles and waits, too.",
     )
     report.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_timeline(commands: _Commands) -> None:
     timeline = commands.add_parser(
         "timeline",
         help="draw what 'with safecompile.timeline(FILE)' has recorded",
@@ -93,6 +108,9 @@ def _parser() -> _Parser:
     timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
     timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
     timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
+
+
+def _add_watch(commands: _Commands) -> None:
     watch = commands.add_parser(
         "watch",
         help="run a script in plain torch, and tell what its threads do to each other",
@@ -105,7 +123,6 @@ def _parser() -> _Parser:
     watch.add_argument("-o", "--output", metavar="PATH", help="write the findings as JSON, too")
     watch.add_argument("script", metavar="SCRIPT")
     watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
-    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,33 +134,44 @@ def main(arguments: list[str] | None = None) -> int:
 
         return report.run(as_json=options.json)
     if options.command == "timeline":
-        from .tools import timeline
-
-        try:
-            print(timeline.run(options.file, options.output, options.profile))
-        except (ValueError, OSError) as error:
-            parser.error(str(error))
-        return 0
+        return _timeline(parser, options)
     if options.command == "watch":
-        from .tools import _files
-        from .tools.watch import script
+        return _watch(parser, options, sys.argv[1:] if arguments is None else arguments)
+    return _demo(parser, options)
 
-        if not options.is_module and not os.path.exists(options.script):  # noqa: PTH110
-            parser.error(f"there is no script {options.script}")
-        try:
-            _files.check_writable(options.output)
-        except OSError as error:
-            parser.error(str(error))
-        given = sys.argv[1:] if arguments is None else arguments
-        # argparse drops a "--" behind the script, which is the script's own.
-        dropped = given[: len(given) - len(options.arguments)][-1:] == ["--"]
-        return script.run(
-            options.script,
-            ["--"] * dropped + options.arguments,
-            is_module=options.is_module,
-            provoke=options.provoke,
-            output=options.output,
-        )
+
+def _timeline(parser: _Parser, options: argparse.Namespace) -> int:
+    from .tools import timeline
+
+    try:
+        print(timeline.run(options.file, options.output, options.profile))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def _watch(parser: _Parser, options: argparse.Namespace, given: list[str]) -> int:
+    from .tools import _files
+    from .tools.watch import script
+
+    if not options.is_module and not os.path.exists(options.script):  # noqa: PTH110
+        parser.error(f"there is no script {options.script}")
+    try:
+        _files.check_writable(options.output)
+    except OSError as error:
+        parser.error(str(error))
+    # argparse drops a "--" behind the script, which is the script's own.
+    dropped = given[: len(given) - len(options.arguments)][-1:] == ["--"]
+    return script.run(
+        options.script,
+        ["--"] * dropped + options.arguments,
+        is_module=options.is_module,
+        provoke=options.provoke,
+        output=options.output,
+    )
+
+
+def _demo(parser: _Parser, options: argparse.Namespace) -> int:
     from .tools import demo
 
     if sys.stderr is not None and sys.stderr.isatty():

@@ -12,6 +12,7 @@ REQUIRED: Final = ("miss", "fx")
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied. Imports every file of patches, and nothing of torch."""
+    # Long, as each file is named twice: where it is imported, which must be in here, and in its order.
     from .._engine import backward, cache_entries, captures, convert_frame, resets, retry
     from .._isolation import (
         anomaly,

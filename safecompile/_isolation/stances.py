@@ -65,7 +65,7 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
     if original is host.setter_of_stances(eval_frame):
         # Imported after the patch above went in, it has taken the patched one from there.
         original = getattr(original, "__wrapped__", original)
-    init, call, leave = cls.__init__, cls.__call__, cls.__exit__
+    init, call = cls.__init__, cls.__call__
 
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
@@ -85,6 +85,19 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
         views.settle()
         return decorated
 
+    setter = AttributePatch(module, host.SET_STANCE, _patched_set_stance)
+    setter.original = original
+    return [
+        setter,
+        AttributePatch(cls, "__init__", _patched_init),
+        AttributePatch(cls, "__call__", _patched_call),
+        *_patches_of_entering(cls, original, eval_frame),
+    ]
+
+
+def _patches_of_entering(cls: Any, original: Any, eval_frame: ModuleType) -> list[Patch]:
+    leave = cls.__exit__
+
     @functools.wraps(cls.__enter__)
     def _patched_enter(self: Any) -> None:
         with views.exchange:
@@ -99,15 +112,7 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
                 leave(self, *error)
                 views.settle()
 
-    setter = AttributePatch(module, host.SET_STANCE, _patched_set_stance)
-    setter.original = original
-    return [
-        setter,
-        AttributePatch(cls, "__init__", _patched_init),
-        AttributePatch(cls, "__call__", _patched_call),
-        AttributePatch(cls, "__enter__", _patched_enter),
-        AttributePatch(cls, "__exit__", _patched_exit),
-    ]
+    return [AttributePatch(cls, "__enter__", _patched_enter), AttributePatch(cls, "__exit__", _patched_exit)]
 
 
 PARTS: Final = (
