@@ -29,6 +29,19 @@ examples:
   python -m safecompile demo --workload drafters --device cuda:1 --time-limit 120 --json"""
 
 
+_REPORT = """\
+Puts the patches in, compiles one small function, and prints versions, devices, and which patches fit this torch. In a
+process of yours, print(safecompile.report()) tells who compiles and waits, too."""
+
+_TIMELINE = """\
+Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, writes one trace of it and a
+file of torch.profiler's instead, for Perfetto or chrome://tracing."""
+
+_WATCH = """\
+Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: who set FX's tracing
+flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 if something was found."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.rstrip('.')}. See --help.\n")
@@ -89,35 +102,22 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_report(commands: _Commands) -> None:
-    report = commands.add_parser(
-        "report",
-        help="print versions and the state of the patches, for a bug report",
-        description="Puts the patches in, compiles one small function, and prints versions, devices, and which patches "
-        "fit this torch. In a process of yours, print(safecompile.report()) tells who compiles and waits, too.",
-    )
+    text = "print versions and the state of the patches, for a bug report"
+    report = commands.add_parser("report", help=text, description=_REPORT)
     report.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_timeline(commands: _Commands) -> None:
-    timeline = commands.add_parser(
-        "timeline",
-        help="draw what 'with safecompile.timeline(FILE)' has recorded",
-        description="Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, "
-        "writes one trace of it and a file of torch.profiler's instead, for Perfetto or chrome://tracing.",
-    )
+    text = "draw what 'with safecompile.timeline(FILE)' has recorded"
+    timeline = commands.add_parser("timeline", help=text, description=_TIMELINE)
     timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
     timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
     timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
 
 
 def _add_watch(commands: _Commands) -> None:
-    watch = commands.add_parser(
-        "watch",
-        help="run a script in plain torch, and tell what its threads do to each other",
-        description="Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: "
-        "who set FX's tracing flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 "
-        "if something was found.",
-    )
+    text = "run a script in plain torch, and tell what its threads do to each other"
+    watch = commands.add_parser("watch", help=text, description=_WATCH)
     watch.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     watch.add_argument("--provoke", action="store_true", help="make traces longer, so that what may collide does")
     watch.add_argument("-o", "--output", metavar="PATH", help="write the findings as JSON, too")

@@ -197,9 +197,7 @@ class _Before(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         first = node.body[1]
-        node.body.insert(1, ast.parse(self.text).body[0])
-        for part in ast.walk(node.body[1]):
-            ast.copy_location(part, first)
+        node.body.insert(1, rewriting.located(ast.parse(self.text).body[0], first))
         return node
 
 

@@ -110,9 +110,7 @@ class _AutogradOnThisThread(ast.NodeTransformer):
             return node
         manager = ast.parse("with __safecompile_autograd__():\n    pass").body[0]
         manager.body = [node]  # type: ignore[attr-defined]
-        for part in ast.walk(manager):
-            ast.copy_location(part, node)
-        return manager
+        return rewriting.located(manager, node)
 
 
 def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
@@ -180,9 +178,10 @@ def patches_of_globals(module: ModuleType) -> list[Patch]:
 
 PARTS: Final = (
     Part("fx", torch_fx.SYMBOLIC_TRACE, patches_of_symbolic_trace),
-    Part("fx", torch_fx.TRACEBACK, patches_of_globals),
-    Part("fx", torch_fx.PROXY_TENSOR, patches_of_globals),
-    Part("fx", torch_fx.LAZY_GRAPH_MODULE, patches_of_globals),
+    *(
+        Part("fx", one, patches_of_globals)
+        for one in (torch_fx.TRACEBACK, torch_fx.PROXY_TENSOR, torch_fx.LAZY_GRAPH_MODULE)
+    ),
     Part("fx", torch_fx.SYMBOLIC_CONVERT, patches_of_symbolic_convert),
     Part("fx", torch_fx.BUILDER, patches_of_builder),
 )

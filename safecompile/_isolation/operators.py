@@ -55,10 +55,7 @@ class _Counting(ast.NodeTransformer):
             return node
         self.changed += 1
         name = _ON_AGAIN if isinstance(node.args[0], ast.Starred) else _OFF
-        call = ast.parse(f"{name}({function!r}, {function})", mode="eval").body
-        for part in ast.walk(call):
-            ast.copy_location(part, node)
-        return call
+        return rewriting.located(ast.parse(f"{name}({function!r}, {function})", mode="eval").body, node)
 
 
 def patches_of_trace(module: ModuleType) -> list[Patch]:
@@ -92,19 +89,13 @@ class _WhatIsThere(ast.NodeTransformer):
         self.changed += 1
         # In one step, which another thread's clear() can't come between.
         text = f"if (cached := {host.DISPATCH_CACHE}.get(key)) is not None:\n    return cached"
-        return _located(ast.parse(text).body[0], node)  # type: ignore[no-any-return]
+        return rewriting.located(ast.parse(text).body[0], node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         if node.value is not None and ast.unparse(node.value) == "cached_ops":
             self.changed += 1
-            node.value = _located(ast.parse("cached_ops.copy()", mode="eval").body, node)
+            node.value = rewriting.located(ast.parse("cached_ops.copy()", mode="eval").body, node)
         return node
-
-
-def _located(new: Any, old: ast.AST) -> Any:
-    for part in ast.walk(new):
-        ast.copy_location(part, old)
-    return new
 
 
 def patches_of_ops(module: ModuleType) -> list[Patch]:
@@ -122,7 +113,4 @@ def after_fork_in_child() -> None:
     _flags = threading.RLock()
 
 
-PARTS: Final = (
-    Part("operators", host.OPS, patches_of_ops),
-    Part("operators", torch_export.TRACE, patches_of_trace),
-)
+PARTS: Final = (Part("operators", host.OPS, patches_of_ops), Part("operators", torch_export.TRACE, patches_of_trace))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
-from .._patching.rewriting import recompiled
+from .._patching.rewriting import KnowingTheEnd, located, recompiled
 from .._torch import dynamo
 from .._torch import settings as host
 from .scoped_settings import change, change_back
@@ -20,29 +20,19 @@ from .scoped_settings import change, change_back
 CHANGE = "__safecompile_change_setting__"
 
 
-class Scoped(ast.NodeTransformer):
+class Scoped(KnowingTheEnd):
     """Turns ``<config>.x = value`` into a change for this thread, and in a ``finally`` into its end."""
 
-    def __init__(self) -> None:
-        self.changed, self.ends = False, False
+    changed = False
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        node.body = [self.visit(one) for one in node.body]
-        self.ends = True
-        node.finalbody = [self.visit(one) for one in node.finalbody]
-        self.ends = False
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:  # noqa: N802 - the name is ast's
         target = node.targets[0]
         if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) in host.OWN_CONFIG):
             return node
         self.changed = True
         view, arguments = f"{CHANGE}_{target.attr}", f"{ast.unparse(target.value)}, {target.attr!r}, None"
-        text = f"{CHANGE}_back({arguments}, {view})" if self.ends else f"{view} = {CHANGE}({arguments})"
-        call: Any = ast.parse(text).body[0]
-        for part in ast.walk(call):
-            ast.copy_location(part, node)
+        text = f"{CHANGE}_back({arguments}, {view})" if self.at_the_end else f"{view} = {CHANGE}({arguments})"
+        call: Any = located(ast.parse(text).body[0], node)
         call.value.args[2] = node.value
         return call  # type: ignore[no-any-return]
 

@@ -123,8 +123,5 @@ class _Dispatching(ast.NodeTransformer):
         given += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
         here = f"{self.hook[:-2]}_thread__() in {self.hook[:-2]}_stacks__"
         text = f"if not torch.compiler.is_dynamo_compiling() and {here}:\n    return {self.hook}({', '.join(given)})"
-        first = ast.parse(text).body[0]
-        for part in ast.walk(first):
-            ast.copy_location(part, node.body[0])
-        node.body.insert(0, first)
+        node.body.insert(0, rewriting.located(ast.parse(text).body[0], node.body[0]))
         return node

@@ -16,7 +16,9 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 class RewriteError(Exception):
@@ -195,6 +197,26 @@ def _outside_definitions(lines: list[str]) -> Iterator[str]:
             inside = line.startswith(("def ", "class ", "async def ", "@"))
         if not inside:
             yield line
+
+
+def located(new: _Node, old: ast.AST) -> _Node:
+    """Gives ``new``, and all that is in it, the place of ``old`` in the file; returns it."""
+    for part in ast.walk(new):
+        ast.copy_location(part, old)
+    return new
+
+
+class KnowingTheEnd(ast.NodeTransformer):
+    """A change that knows whether it is in a ``finally``, where what was changed is put back."""
+
+    at_the_end = False
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        node.body = [self.visit(one) for one in node.body]
+        self.at_the_end = True
+        node.finalbody = [self.visit(one) for one in node.finalbody]
+        self.at_the_end = False
+        return node
 
 
 _FUTURE_FLAGS = __import__("__future__").annotations.compiler_flag

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
+from .rewriting import located
+
 #: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
 LOCAL = "__safecompile_local__"
 SET_FLAG = "__safecompile_set_flag__"
@@ -56,11 +58,9 @@ class ThreadLocalNames(ast.NodeTransformer):
         if len(node.targets) == 1 and name in self.flags & self.names:
             self.changed = True
             setter = f"{ast.unparse(target.value)}." if isinstance(target, ast.Attribute) else ""
-            call = ast.parse(f"{setter}{SET_FLAG}({name!r}, None)").body[0]
-            for part in ast.walk(call):
-                ast.copy_location(part, node)
-            call.value.args[1] = node.value  # type: ignore[attr-defined]
-            return call
+            call: Any = located(ast.parse(f"{setter}{SET_FLAG}({name!r}, None)").body[0], node)
+            call.value.args[1] = node.value
+            return call  # type: ignore[no-any-return]
         node.targets = [self.visit(target) for target in node.targets]
         return node
 
@@ -73,9 +73,7 @@ class ThreadLocalNames(ast.NodeTransformer):
         if node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return value
         text = f"{node.id} and ({node.id} is True or here)" if self.kept else f"{anywhere(node.id)} and here"
-        both: Any = ast.parse(text, mode="eval").body
-        for part in ast.walk(both):
-            ast.copy_location(part, node)
+        both: Any = located(ast.parse(text, mode="eval").body, node)
         (both.values[-1] if self.kept else both).values[-1] = value
         return both  # type: ignore[no-any-return]
 
