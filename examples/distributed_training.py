@@ -47,10 +47,10 @@ def main(kind: str = "ddp") -> dict[str, int]:
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
     answer = safe_compile(served, dynamic=True)
 
+    @torch.inference_mode()
     def request(number: int) -> bool:
         batch = torch.full((2 + number % 6, WIDTH), 0.1 * number)
-        with torch.inference_mode():
-            return torch.allclose(answer(batch), served(batch), atol=1e-4)
+        return torch.allclose(answer(batch), served(batch), atol=1e-4)
 
     with ThreadPoolExecutor(THREADS) as pool:
         answers = [pool.submit(request, number) for number in range(REQUESTS)]

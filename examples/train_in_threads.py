@@ -20,10 +20,10 @@ def losses(model: torch.nn.Module, batches: list[torch.Tensor], *, compiled: boo
     forward = safe_compile(model) if compiled else model
     seen = []
     for batch in batches:
-        optimizer.zero_grad()
         loss = forward(batch).square().mean()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         seen.append(loss.detach())
     return torch.stack(seen)
 

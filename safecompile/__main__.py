@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 _DEMO = """\
 Runs three pieces of real work with plain torch.compile and with safe_compile, each in a process
@@ -27,6 +27,19 @@ examples:
   python -m safecompile demo
   python -m safecompile demo --workload tracing --device cpu
   python -m safecompile demo --workload drafters --device cuda:1 --time-limit 120 --json"""
+
+
+_REPORT = """\
+Puts the patches in, compiles one small function, and prints versions, devices, and which patches fit this torch. In a
+process of yours, print(safecompile.report()) tells who compiles and waits, too."""
+
+_TIMELINE = """\
+Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, writes one trace of it and a
+file of torch.profiler's instead, for Perfetto or chrome://tracing."""
+
+_WATCH = """\
+Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: who set FX's tracing
+flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 if something was found."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,9 +65,18 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m safecompile", description="Tools around safecompile.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_demo, _add_report, _add_timeline, _add_watch):
+        add(commands)
+    return parser
+
+
+def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="run the same work with plain torch.compile and with safe_compile",
@@ -77,35 +99,30 @@ def _parser() -> _Parser:
         help="seconds for each workload and side; one that still works then is ended as too slow (default: 600)",
     )
     demo.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    report = commands.add_parser(
-        "report",
-        help="print versions and the state of the patches, for a bug report",
-        description="Puts the patches in, compiles one small function, and prints versions, devices, and which patches "
-        "fit this torch. In a process of yours, print(safecompile.report()) tells who compiles and waits, too.",
-    )
+
+
+def _add_report(commands: _Commands) -> None:
+    text = "print versions and the state of the patches, for a bug report"
+    report = commands.add_parser("report", help=text, description=_REPORT)
     report.add_argument("--json", action="store_true", help="print JSON")
-    timeline = commands.add_parser(
-        "timeline",
-        help="draw what 'with safecompile.timeline(FILE)' has recorded",
-        description="Draws the trace in FILE as SVG: a row for each thread, its compiles and waits. With --with, "
-        "writes one trace of it and a file of torch.profiler's instead, for Perfetto or chrome://tracing.",
-    )
+
+
+def _add_timeline(commands: _Commands) -> None:
+    text = "draw what 'with safecompile.timeline(FILE)' has recorded"
+    timeline = commands.add_parser("timeline", help=text, description=_TIMELINE)
     timeline.add_argument("file", metavar="FILE", help="what safecompile.timeline has written")
     timeline.add_argument("-o", "--output", metavar="PATH", help="where to (default: beside FILE)")
     timeline.add_argument("--with", dest="profile", metavar="PROFILE", help="a trace of torch.profiler's")
-    watch = commands.add_parser(
-        "watch",
-        help="run a script in plain torch, and tell what its threads do to each other",
-        description="Runs a script as python does, in plain torch, and tells at its end, on stderr, what went wrong: "
-        "who set FX's tracing flag while others called, what was compiled twice, what ran eagerly. The exit code is 1 "
-        "if something was found.",
-    )
+
+
+def _add_watch(commands: _Commands) -> None:
+    text = "run a script in plain torch, and tell what its threads do to each other"
+    watch = commands.add_parser("watch", help=text, description=_WATCH)
     watch.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     watch.add_argument("--provoke", action="store_true", help="make traces longer, so that what may collide does")
     watch.add_argument("-o", "--output", metavar="PATH", help="write the findings as JSON, too")
     watch.add_argument("script", metavar="SCRIPT")
     watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
-    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,34 +134,45 @@ def main(arguments: list[str] | None = None) -> int:
 
         return report.run(as_json=options.json)
     if options.command == "timeline":
-        from .tools import _stdout, timeline
-
-        try:
-            written = timeline.run(options.file, options.output, options.profile)
-        except (ValueError, OSError) as error:
-            parser.error(str(error))
-        _stdout.say(written)
-        return 0
+        return _timeline(parser, options)
     if options.command == "watch":
-        from .tools import _files
-        from .tools.watch import script
+        return _watch(parser, options, sys.argv[1:] if arguments is None else arguments)
+    return _demo(parser, options)
 
-        if not options.is_module and not os.path.exists(options.script):  # noqa: PTH110
-            parser.error(f"there is no script {options.script}")
-        try:
-            _files.check_writable(options.output)
-        except OSError as error:
-            parser.error(str(error))
-        given = sys.argv[1:] if arguments is None else arguments
-        # argparse drops a "--" behind the script, which is the script's own.
-        dropped = given[: len(given) - len(options.arguments)][-1:] == ["--"]
-        return script.run(
-            options.script,
-            ["--"] * dropped + options.arguments,
-            is_module=options.is_module,
-            provoke=options.provoke,
-            output=options.output,
-        )
+
+def _timeline(parser: _Parser, options: argparse.Namespace) -> int:
+    from .tools import _stdout, timeline
+
+    try:
+        written = timeline.run(options.file, options.output, options.profile)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    _stdout.say(written)
+    return 0
+
+
+def _watch(parser: _Parser, options: argparse.Namespace, given: list[str]) -> int:
+    from .tools import _files
+    from .tools.watch import script
+
+    if not options.is_module and not os.path.exists(options.script):  # noqa: PTH110
+        parser.error(f"there is no script {options.script}")
+    try:
+        _files.check_writable(options.output)
+    except OSError as error:
+        parser.error(str(error))
+    # argparse drops a "--" behind the script, which is the script's own.
+    dropped = given[: len(given) - len(options.arguments)][-1:] == ["--"]
+    return script.run(
+        options.script,
+        ["--"] * dropped + options.arguments,
+        is_module=options.is_module,
+        provoke=options.provoke,
+        output=options.output,
+    )
+
+
+def _demo(parser: _Parser, options: argparse.Namespace) -> int:
     from .tools import demo
 
     if sys.stderr is not None and sys.stderr.isatty():

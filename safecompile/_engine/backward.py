@@ -21,7 +21,7 @@ from .._isolation import kernel_gates, settings
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
-from . import flights, limits, miss
+from . import flights, frames, limits
 
 
 def patches_of_runtime_wrappers(module: ModuleType) -> list[Patch]:
@@ -108,7 +108,7 @@ class _Turn:
     """The compile of one backward: which forward it belongs to, and the wait for the lock."""
 
     def __init__(self) -> None:
-        self.code, self.device = miss.being_compiled()
+        self.code, self.device = frames.being_compiled()
 
     def take(self, compiled: Callable[[], Any], compile_now: Callable[[], Any]) -> Any:
         """Returns ``compiled()`` once the lock is this thread's, or if that is None, what it compiles itself."""

@@ -67,9 +67,7 @@ class _StrictExport(ast.NodeTransformer):
 
 
 def _under_the_lock(body: list[Any]) -> Any:
-    manager: Any = ast.parse(f"with {_ONE_TRACE}():\n    pass").body[0]
-    for part in ast.walk(manager):
-        ast.copy_location(part, body[0])
+    manager: Any = rewriting.located(ast.parse(f"with {_ONE_TRACE}():\n    pass").body[0], body[0])
     manager.body = body
     return manager
 

@@ -8,7 +8,8 @@ from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
-from .._common import activity, events, identity, waits
+from .._common import activity, events, forks, identity, waits
+from .._torch import dynamo
 
 
 class Retry(BaseException):
@@ -93,3 +94,13 @@ def wait_for_lock(lock: Any, code: CodeType, device: str, limit_s: float | None 
     has_it = waits.wait(lambda seconds: lock.acquire(timeout=seconds), look, what, limit_s)
     what.is_over()
     return has_it
+
+
+@forks.in_child
+def after_fork_in_child() -> None:
+    """Forgets the parent's other threads: nobody in the child would ever end their flights or free their lock."""
+    if dynamo.loaded(dynamo.CONVERT_FRAME):
+        lock = dynamo.compile_lock()
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+    flights.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from .._common import reading
@@ -16,6 +16,9 @@ from . import retry
 CALLBACK = "_patched_callback"
 _CALLBACK = str(Path(__file__).with_name("convert_frame.py"))
 _ENGINE = frozenset({_CALLBACK, str(Path(__file__).with_name("miss.py"))})
+
+#: The code of the method in whose frame a compile runs, and whose ``self`` is the miss. Set by :mod:`.miss`.
+compiling: CodeType | None = None
 
 
 def wrapper_above(frame: FrameType | None) -> FrameType | None:
@@ -39,6 +42,17 @@ def in_a_miss() -> bool:
     while frame is not None and not (frame.f_code.co_filename == _CALLBACK and frame.f_code.co_name == CALLBACK):
         frame = frame.f_back
     return frame is not None
+
+
+def being_compiled() -> tuple[CodeType, str]:
+    """Returns the code that this thread is compiling, and for which device."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is compiling:
+            call = frame.f_locals["self"]
+            return call.code, call.device
+        frame = frame.f_back
+    return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
 
 
 def dynamic_of_the_call() -> bool | None:

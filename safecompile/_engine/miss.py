@@ -26,10 +26,10 @@ from __future__ import annotations
 import copy
 import sys
 from time import monotonic
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
-from .._common import activity, events, forks, waits
+from .._common import activity, events, waits
 from .._isolation import default_device, kernel_gates, open_compiles, settings, slots
 from .._torch import cache, dynamo, eager, frame_rules
 from . import attempts, cache_entries, frames, limits, resets, retry, returned, warming
@@ -242,23 +242,4 @@ class _Call:
         return cache.served_again(self.entry)
 
 
-def being_compiled() -> tuple[CodeType, str]:
-    """Returns the code that this thread is compiling, and for which device."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        call = frame.f_locals.get("self") if frame.f_code is _Call._trace.__code__ else None
-        if isinstance(call, _Call):
-            return call.code, call.device
-        frame = frame.f_back
-    return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
-
-
-@forks.in_child
-def after_fork_in_child() -> None:
-    """Forgets the parent's other threads: nobody in the child would ever end their flights or free their lock."""
-    if dynamo.loaded(dynamo.CONVERT_FRAME):
-        lock = dynamo.compile_lock()
-        if not lock._is_owned():
-            lock._at_fork_reinit()
-    flights.clear()
-    returned.notes.clear()
+frames.compiling = _Call._trace.__code__

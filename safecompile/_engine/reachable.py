@@ -110,7 +110,7 @@ class _Search:
             yield from value[:100] if self._is_new(value) else ()
         elif arguments.is_module(value):
             if self._is_new(value):
-                yield from _values(reading.dictionary(value).get("_modules"))
+                yield from _values(reading.dictionary(value).get(arguments.SUBMODULES))
                 yield from _attribute(value, "forward")
                 yield from _attribute(value, "__call__")
         elif type(reading.of_class(value, "__call__")) is FunctionType:

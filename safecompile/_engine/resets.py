@@ -185,11 +185,8 @@ def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
 
 
 PARTS: Final = (
-    Part("reset", dynamo.DYNAMO, patches_of_reset),
-    Part("reset", dynamo.EVAL_FRAME, patches_of_reset),
-    Part("reset", state.DECORATORS, patches_of_reset),
-    Part("reset", dynamo.DYNAMO, patches_of_backends),
-    Part("reset", dynamo.EVAL_FRAME, patches_of_backends),
+    *(Part("reset", one, patches_of_reset) for one in (dynamo.DYNAMO, dynamo.EVAL_FRAME, state.DECORATORS)),
+    *(Part("reset", one, patches_of_backends) for one in (dynamo.DYNAMO, dynamo.EVAL_FRAME)),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_times),
 )

@@ -29,7 +29,7 @@ from __future__ import annotations
 import ast
 import copy
 from types import CodeType, ModuleType
-from typing import Final
+from typing import Any, Final
 
 from .._patching import rewriting
 from .._patching.families import Part
@@ -52,18 +52,16 @@ class _AddHandler(ast.NodeTransformer):
         self.set_frame: ast.stmt | None = None
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        if "_maybe_set_eval_frame(_callback_from_stance(callback))" in ast.unparse(node):
+        if dynamo.SETTING_THE_FRAME in ast.unparse(node):
             self.set_frame = node
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
         if ast.unparse(node.test).startswith("count == 0 and "):
-            really = ast.parse("None.__call__(fn)", mode="eval").body
-            really.func.value.value = _REALLY  # type: ignore[attr-defined]
+            really: Any = rewriting.located(ast.parse("None.__call__(fn)", mode="eval").body, node)
+            really.func.value.value = _REALLY
             node.test = ast.BoolOp(ast.And(), [node.test, really])
-            for part in ast.walk(really):
-                ast.copy_location(part, node)
         return node
 
     def visit_Try(self, node: ast.Try) -> ast.AST:

@@ -12,6 +12,7 @@ from time import sleep
 from types import CodeType
 from typing import Any
 
+from .._common import forks
 from .._torch import dynamo
 
 #: What compiles have returned, until torch drops it. Each use is one dictionary operation, atomic by the GIL. No weak
@@ -42,3 +43,9 @@ def is_published(entry: Any) -> bool:
             return True
         sleep(0.001)
     return entry.guard_manager.cache_entry is not None
+
+
+@forks.in_child
+def after_fork_in_child() -> None:
+    """Forgets what other threads of the parent have returned: in the child nobody publishes it."""
+    notes.clear()

@@ -12,6 +12,7 @@ REQUIRED: Final = ("miss", "fx")
 
 def all_families() -> list[Family]:
     """Returns the families anew, nothing of them applied. Imports every file of patches, and nothing of torch."""
+    # Long, as each file is named twice: where it is imported, which must be in here, and in its order.
     from .._engine import backward, cache_entries, captures, convert_frame, resets, retry
     from .._isolation import (
         anomaly,
@@ -24,6 +25,7 @@ def all_families() -> list[Family]:
         flex,
         forward_ad,
         fx,
+        graph_backwards,
         graph_functions,
         graph_inputs,
         graph_module,
@@ -32,7 +34,7 @@ def all_families() -> list[Family]:
         overridden_functions,
         random_state,
         recomputed_randomness,
-        scoped_settings,
+        scoped_assignments,
         settings,
         shared_settings,
         stances,
@@ -54,11 +56,12 @@ def all_families() -> list[Family]:
             overridden_functions,
             data_parallel,
             cuda_graphs,
+            graph_backwards,
             graph_functions,
             graph_inputs,
             kernel_launches,
             triton_keys,
         ),
-        *(stances, resets, settings, scoped_settings),
+        *(stances, resets, settings, scoped_assignments),
     )
     return by_name((part for file in files for part in file.PARTS), REQUIRED)

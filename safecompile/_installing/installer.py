@@ -1,26 +1,23 @@
-"""install() and uninstall(), at a moment when nobody traces; and what a forked child forgets."""
+"""install() and uninstall(), at a moment when nobody traces."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 from .._common import arguments, environment, forks
-from .._common.errors import InstallError, LateInstallWarning, SafeCompileWarning
+from .._common.errors import LateInstallWarning, SafeCompileWarning
 from .._engine import later, limits
-from .._isolation import compiled_autograd
 from .._patching.families import Family
 from .._patching.patches import late_references
 from .._torch import dynamo
 from .._torch import fx as torch_fx
 from . import applying, imports
 from .families import all_families
+from .quiet import quiet
 
 _installed = False
 
@@ -96,7 +93,7 @@ def install(
     environment.cuda_graph_threads()
     families = all_families()
     _wait_for_imports(families)
-    with _quiet("install", timeout_s):
+    with quiet("install", timeout_s):
         if _installed:
             return
         applying.families[:] = families
@@ -148,7 +145,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     timeout_s = arguments.seconds("timeout_s", timeout_s)
     if not _installed:
         return
-    with _quiet("uninstall", timeout_s):
+    with quiet("uninstall", timeout_s):
         if _installed:
             _finish_resets()
             left = applying.end()
@@ -163,41 +160,6 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
                     stacklevel=2,
                 )
     later.wait_until_over()  # holding nothing
-
-
-@contextmanager
-def _quiet(what: str, timeout_s: float) -> Iterator[None]:
-    """Waits, for a bounded time, until no other thread traces, compiles or installs, and keeps it so."""
-    deadline = time.monotonic() + timeout_s
-
-    if torch_fx.traces_here() or compiled_autograd.is_in_use_here():
-        msg = (
-            f"safecompile.{what}() was called by a thread that is tracing or compiling, or has compiled autograd on. "
-            f"Nothing can be patched then. Nothing was changed. Call {what}() before or after it."
-        )
-        raise InstallError(msg)
-
-    def give_up(who: str) -> InstallError:
-        return InstallError(
-            f"safecompile.{what}() waited {timeout_s:g} s for another thread, which is still {who}. Nothing was "
-            "changed, and compiled functions go on as before. "
-            f"Call {what}() before the threads start, or when they are idle."
-        )
-
-    # The order of locks, everywhere: torch's compile lock, a module's import lock, applying.installing. A thread that
-    # imports a part of torch in the middle of a compile takes them so, and whoever has the last imports nothing.
-    lock = dynamo.compile_lock() if dynamo.loaded(dynamo.CONVERT_FRAME) else threading.RLock()
-    if not lock.acquire(timeout=timeout_s):
-        raise give_up("compiling")  # noqa: EM101
-    try:
-        with applying.installing:  # an installer does no work of the user's: waiting for one needs no limit
-            while torch_fx.another_thread_traces() or compiled_autograd.is_in_use():
-                if time.monotonic() > deadline:
-                    raise give_up("tracing, or in a block with compiled autograd on")  # noqa: EM101
-                time.sleep(0.005)
-            yield
-    finally:
-        lock.release()
 
 
 def _wait_for_imports(families: list[Family]) -> None:

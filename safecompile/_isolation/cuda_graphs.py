@@ -4,7 +4,8 @@ torch keeps a tree of graphs, with one pool of memory, for the thread in which i
 compiled function to the tree of the thread that called it first. In another thread the first call fails, or worse: it
 replays into the memory in which that thread's outputs are (2.7-2.14; from 2.13 on new threads begin trees of their
 own, and from 2.15 on functions do). Here a function looks up the tree of the thread that calls. A backward that runs
-on one of autograd's workers uses the tree of the thread that called ``backward()``, as torch means it to.
+on one of autograd's workers uses the tree of the thread that called ``backward()``, as torch means it to
+(:mod:`.graph_backwards`).
 
 What counts as a new iteration, in which older outputs may be overwritten, is counted for each thread: a compiled call
 of another thread is none, nor is its ``cudagraph_mark_step_begin()``.
@@ -63,47 +64,6 @@ class _Function:
             # No callbacks: they would run inside compiled calls, where Dynamo compiles them.
             mine.functions = [one for one in mine.functions if one() is not None] + [weakref.ref(self)]
         return replay(inputs)
-
-
-class _ManagerOfTheCall:
-    """Stands for the tree manager that torch binds to a backward which runs without graphs: whose ever it is."""
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-
-    def set_to_running_backward(self) -> None:
-        """Tells the manager of the thread whose backward this is, if it has one."""
-        mine = host.in_thread(graph_trees.Trees.KEY)
-        container = None if mine is None else mine.tree_manager_containers.get(self.device)
-        if container is not None and container.tree_manager is not None:
-            container.tree_manager.set_to_running_backward()
-
-
-class _OfTheCall(ast.NodeTransformer):
-    """Puts :class:`_ManagerOfTheCall` in the place of a manager that is looked up when a backward is compiled."""
-
-    NAME: Final = "__safecompile_manager_of_the_call__"
-    changed = False
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if ast.unparse(node.func) != host.GET_MANAGER:
-            return node
-        self.changed = True
-        name = ast.copy_location(ast.Name(self.NAME, ast.Load()), node.func)
-        return ast.copy_location(ast.Call(name, node.args[:1], []), node)
-
-
-def patches_of_backwards(module: ModuleType) -> list[Patch]:
-    """Returns the patches for the modules that bind a manager to a backward; changes nothing."""
-    found: list[Patch] = [AttributePatch(module, _OfTheCall.NAME, _ManagerOfTheCall, new=True)]
-    for function in host.binds_a_manager(module):
-        change = _OfTheCall()
-        found.append(CodePatch(function, rewriting.recompiled(function, change.visit)))
-        if not change.changed:
-            msg = f"a call of get_manager in {function.__qualname__}"
-            raise LookupError(msg)
-    return found
 
 
 def patches_of_cudagraph_trees(module: ModuleType) -> list[Patch]:
@@ -237,9 +197,7 @@ class _Before(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         first = node.body[1]
-        node.body.insert(1, ast.parse(self.text).body[0])
-        for part in ast.walk(node.body[1]):
-            ast.copy_location(part, first)
+        node.body.insert(1, rewriting.located(ast.parse(self.text).body[0], first))
         return node
 
 
@@ -256,8 +214,4 @@ def _patches_of_count(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module, _CALLS, graph_trees.calls, new=True), CodePatch(function, code)]
 
 
-PARTS: Final = (
-    Part("cuda graphs", host.CUDAGRAPH_TREES, patches_of_cudagraph_trees),
-    Part("cuda graphs", host.OUTPUT_CODE, patches_of_backwards),
-    Part("cuda graphs", host.CUDAGRAPHS_BACKEND, patches_of_backwards),
-)
+PARTS: Final = (Part("cuda graphs", host.CUDAGRAPH_TREES, patches_of_cudagraph_trees),)

@@ -150,7 +150,7 @@ class _Exchanging(ast.NodeTransformer):
             return node
         self.changed += 1
         new = f"if torch.compiler.is_dynamo_compiling():\n    {text}\nelse:\n    {exchange}"
-        return _located(ast.parse(new).body[0], node)  # type: ignore[no-any-return]
+        return rewriting.located(ast.parse(new).body[0], node)
 
 
 class _InAGuard(ast.NodeTransformer):
@@ -162,15 +162,9 @@ class _InAGuard(ast.NodeTransformer):
         if f".{host.MAKING_A_GUARD}(" not in ast.unparse(node):
             return node
         self.changed += 1
-        manager: Any = _located(ast.parse(f"with {_OWN_VALUE}():\n    pass").body[0], node)
+        manager: Any = rewriting.located(ast.parse(f"with {_OWN_VALUE}():\n    pass").body[0], node)
         manager.body = [node]
         return manager  # type: ignore[no-any-return]
-
-
-def _located(new: Any, old: ast.AST) -> Any:
-    for part in ast.walk(new):
-        ast.copy_location(part, old)
-    return new
 
 
 class _Taken:

@@ -12,26 +12,26 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from .._patching import rewriting
+from .._patching import rewriting, thread_names
 from .._patching.families import Part
 from .._patching.patches import CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
 from .._torch import fx as torch_fx
 from .._torch import settings as torch_settings
-from . import fx, scoped_settings
+from . import fx, scoped_assignments
 
 
 def patches_of_hop_utils(module: ModuleType) -> list[Patch]:
     """Returns the patch that makes ``_set_compilation_env`` change the calling thread's flag; changes nothing."""
     body = torch_fx.compilation_env(module)
     # torch 2.14+ sets a thread-local flag through a function: then there is nothing to change.
-    flag = rewriting.ThreadLocalNames([torch_fx.FX_FLAG], flags=[torch_fx.FX_FLAG], attributes=True)
+    flag = thread_names.ThreadLocalNames([torch_fx.FX_FLAG], flags=[torch_fx.FX_FLAG], attributes=True)
     # torch 2.7-2.11: it also changes settings of the process. Drop when min torch > 2.11.
     settings = (
-        None if torch_settings.settings_are_per_context(torch_settings.config_module()) else scoped_settings.Scoped()
+        None if torch_settings.settings_are_per_context(torch_settings.config_module()) else scoped_assignments.Scoped()
     )
     code = rewriting.recompiled(body, lambda node: flag.visit(node if settings is None else settings.visit(node)))
-    helpers = [] if settings is None else scoped_settings.helpers(module)
+    helpers = [] if settings is None else scoped_assignments.helpers(module)
     return [*helpers, CodePatch(body, code)] if flag.changed or helpers else []
 
 

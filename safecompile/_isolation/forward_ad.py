@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from .._common import forks
-from .._patching import rewriting
+from .._patching import rewriting, thread_names
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
@@ -101,11 +101,11 @@ def patches_of_eager_transforms(module: ModuleType) -> list[Patch]:
     if not change.changed:
         msg = f"'{host.OUTERMOST}' in {in_jvp.__qualname__}"
         raise LookupError(msg)
-    names = rewriting.ThreadLocalNames([host.JVP_NESTING])
+    names = thread_names.ThreadLocalNames([host.JVP_NESTING])
     return [
         *patches,
         AttributePatch(module, _IS_OUTERMOST, _telling_outermost(module), new=True),
-        AttributePatch(module, rewriting.LOCAL, local, new=True),
+        AttributePatch(module, thread_names.LOCAL, local, new=True),
         CodePatch(in_jvp, code),
         *(CodePatch(one, rewriting.recompiled(one, names.visit)) for one in nesting),
     ]
@@ -127,7 +127,7 @@ def _telling_outermost(module: ModuleType) -> FunctionType:
     """Returns, as a function of that module, what tells whether this thread is in one ``jvp`` and no other."""
     # Dynamo skips functions of the library's files. The result is a constant of the trace; a guard on functorch's
     # levels tells when it is no longer so.
-    text = f"def {_IS_OUTERMOST}():\n    return {rewriting.LOCAL}.{host.JVP_NESTING} == 1\n"
+    text = f"def {_IS_OUTERMOST}():\n    return {thread_names.LOCAL}.{host.JVP_NESTING} == 1\n"
     whole = compile(text, str(module.__file__), "exec", dont_inherit=True)
     code = next(one for one in whole.co_consts if isinstance(one, CodeType))
     function = FunctionType(code, vars(module))

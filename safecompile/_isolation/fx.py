@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from .._patching import rewriting
+from .._patching import rewriting, thread_names
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
@@ -24,6 +24,7 @@ from .._patching.thread_modules import ModuleOfThreads
 from .._torch import dynamo
 from .._torch import fx as torch_fx
 from . import slots
+from .module_slots import ModuleByThread
 from .slot_kinds import plain_function
 
 
@@ -109,9 +110,7 @@ class _AutogradOnThisThread(ast.NodeTransformer):
             return node
         manager = ast.parse("with __safecompile_autograd__():\n    pass").body[0]
         manager.body = [node]  # type: ignore[attr-defined]
-        for part in ast.walk(manager):
-            ast.copy_location(part, node)
-        return manager
+        return rewriting.located(manager, node)
 
 
 def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
@@ -123,7 +122,7 @@ def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
         msg = f"a call of id() in {searching.__qualname__}"
         raise LookupError(msg)
     names, optional = torch_fx.FX_GLOBALS[module.__name__]
-    change = rewriting.ThreadLocalNames([*names, *optional], flags=[torch_fx.FX_FLAG])
+    change = thread_names.ThreadLocalNames([*names, *optional], flags=[torch_fx.FX_FLAG])
     entering = rewriting.recompiled(in_trace, lambda node: _AutogradOnThisThread().visit(change.visit(node)))
     return [
         AttributePatch(module, "__safecompile_autograd__", dynamo.autograd_on_this_thread, new=True),
@@ -167,7 +166,7 @@ def patches_of_builder(module: ModuleType) -> list[Patch]:
     if ModuleType not in handlers:
         msg = f"{module.__name__}.SourcelessBuilder's handler of modules"
         raise LookupError(msg)
-    more = {**handlers, slots.ModuleByThread: handlers[ModuleType], ModuleOfThreads: handlers[ModuleType]}
+    more = {**handlers, ModuleByThread: handlers[ModuleType], ModuleOfThreads: handlers[ModuleType]}
     return [AttributePatch(builder, torch_fx.TYPE_HANDLERS, more)]
 
 
@@ -179,9 +178,10 @@ def patches_of_globals(module: ModuleType) -> list[Patch]:
 
 PARTS: Final = (
     Part("fx", torch_fx.SYMBOLIC_TRACE, patches_of_symbolic_trace),
-    Part("fx", torch_fx.TRACEBACK, patches_of_globals),
-    Part("fx", torch_fx.PROXY_TENSOR, patches_of_globals),
-    Part("fx", torch_fx.LAZY_GRAPH_MODULE, patches_of_globals),
+    *(
+        Part("fx", one, patches_of_globals)
+        for one in (torch_fx.TRACEBACK, torch_fx.PROXY_TENSOR, torch_fx.LAZY_GRAPH_MODULE)
+    ),
     Part("fx", torch_fx.SYMBOLIC_CONVERT, patches_of_symbolic_convert),
     Part("fx", torch_fx.BUILDER, patches_of_builder),
 )

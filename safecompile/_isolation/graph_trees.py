@@ -194,7 +194,6 @@ def was_in_the_way(error: Exception) -> bool:
 def after_fork_in_child() -> None:
     """Forgets the gates of the parent's other threads. A forked child can't use CUDA anyway."""
     global _beginning
+    for one in (all_trees, gates, streams):
+        one.clear()
     _beginning = threading.RLock()
-    all_trees.clear()
-    gates.clear()
-    streams.clear()

@@ -55,10 +55,7 @@ class _Counting(ast.NodeTransformer):
             return node
         self.changed += 1
         name = _ON_AGAIN if isinstance(node.args[0], ast.Starred) else _OFF
-        call = ast.parse(f"{name}({function!r}, {function})", mode="eval").body
-        for part in ast.walk(call):
-            ast.copy_location(part, node)
-        return call
+        return rewriting.located(ast.parse(f"{name}({function!r}, {function})", mode="eval").body, node)
 
 
 def patches_of_trace(module: ModuleType) -> list[Patch]:
@@ -81,30 +78,24 @@ class _WhatIsThere(ast.NodeTransformer):
     changed = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return self._checking(node, "key not in self._dispatch_cache")
+        return self._checking(node, f"key not in {host.DISPATCH_CACHE}")
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        return self._checking(node, "key in self._dispatch_cache")
+        return self._checking(node, f"key in {host.DISPATCH_CACHE}")
 
     def _checking(self, node: ast.Assert | ast.If, test: str) -> ast.AST:
         if ast.unparse(node.test) != test:
             return node
         self.changed += 1
         # In one step, which another thread's clear() can't come between.
-        text = "if (cached := self._dispatch_cache.get(key)) is not None:\n    return cached"
-        return _located(ast.parse(text).body[0], node)  # type: ignore[no-any-return]
+        text = f"if (cached := {host.DISPATCH_CACHE}.get(key)) is not None:\n    return cached"
+        return rewriting.located(ast.parse(text).body[0], node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         if node.value is not None and ast.unparse(node.value) == "cached_ops":
             self.changed += 1
-            node.value = _located(ast.parse("cached_ops.copy()", mode="eval").body, node)
+            node.value = rewriting.located(ast.parse("cached_ops.copy()", mode="eval").body, node)
         return node
-
-
-def _located(new: Any, old: ast.AST) -> Any:
-    for part in ast.walk(new):
-        ast.copy_location(part, old)
-    return new
 
 
 def patches_of_ops(module: ModuleType) -> list[Patch]:
@@ -122,7 +113,4 @@ def after_fork_in_child() -> None:
     _flags = threading.RLock()
 
 
-PARTS: Final = (
-    Part("operators", host.OPS, patches_of_ops),
-    Part("operators", torch_export.TRACE, patches_of_trace),
-)
+PARTS: Final = (Part("operators", host.OPS, patches_of_ops), Part("operators", torch_export.TRACE, patches_of_trace))

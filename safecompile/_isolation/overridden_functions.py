@@ -35,37 +35,23 @@ def _replace(module: str, name: str, new: Any) -> slots.SlotPatch:
     return patch
 
 
-class _ByThread(ast.NodeTransformer):
+class _ByThread(rewriting.KnowingTheEnd):
     """Turns ``math.pow = new`` into a replacement for this thread, and in a ``finally`` brings the original back."""
 
     def __init__(self) -> None:
         self.replaced: list[str] = []
-        self.at_the_end = False
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        node.body = [self.visit(one) for one in node.body]
-        self.at_the_end = True
-        node.finalbody = [self.visit(one) for one in node.finalbody]
-        self.at_the_end = False
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:  # noqa: N802 - the name is ast's
         module, _, name = ast.unparse(node.targets[0]).rpartition(".")
         if name not in host.OVERRIDDEN.get(module, ()):
             return node
         variable = f"__safecompile_{module}_{name}__"
         if self.at_the_end:
-            return _located(ast.parse(f"{variable}.revert()").body[0], node)  # type: ignore[no-any-return]
+            return rewriting.located(ast.parse(f"{variable}.revert()").body[0], node)
         self.replaced.append(f"{module}.{name}")
-        new = _located(ast.parse(f"{variable} = {_REPLACE}({module!r}, {name!r}, None)").body[0], node)
+        new: Any = rewriting.located(ast.parse(f"{variable} = {_REPLACE}({module!r}, {name!r}, None)").body[0], node)
         new.value.args[2] = node.value
         return new  # type: ignore[no-any-return]
-
-
-def _located(new: Any, old: ast.AST) -> Any:
-    for part in ast.walk(new):
-        ast.copy_location(part, old)
-    return new
 
 
 def patches_of_non_strict(module: ModuleType) -> list[Patch]:
@@ -107,7 +93,7 @@ class _InTheModule(ast.NodeTransformer):
         else:
             return node
         self.changed += 1
-        node.value = _located(ast.parse(call, mode="eval").body, node)
+        node.value = rewriting.located(ast.parse(call, mode="eval").body, node)
         return node
 
 
@@ -122,11 +108,7 @@ def patches_of_misc(module: ModuleType) -> list[Patch]:
 
 
 def _looking_in_the_module(module: ModuleType, function: Any, places: int) -> list[Patch]:
-    change = _InTheModule()
-    code = rewriting.recompiled(function, change.visit)
-    if change.changed != places:
-        msg = f"{places} look-ups in a dictionary in {function.__qualname__}, not {change.changed}"
-        raise LookupError(msg)
+    code = rewriting.changed(function, _InTheModule(), f"{places} look-ups in a dictionary", places=places)
     return [
         AttributePatch(module, _SEEN_HERE, _seen_here, new=True),
         AttributePatch(module, _SOURCE_OF, _source_of, new=True),

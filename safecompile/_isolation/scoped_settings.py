@@ -6,26 +6,20 @@ seen on 2.7.1), and other threads' compiles see it. Here such a change opens a :
 the setting is a variable of the thread, to which patches and plain assignments assign as torch assigns to the
 process's. It ends with the last of its changes, whichever thread ends that one: each change knows its view.
 ``config.patch`` acts in its own thread, and in others as long as they do not compile; the other two in their own thread
-alone. While there are no views, settings are read as without this library.
+alone (:mod:`.scoped_assignments`). While there are no views, settings are read as without this library.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import threading
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from .._common import forks
-from .._patching.families import Part
-from .._patching.patches import AttributePatch, CodePatch, Patch
-from .._patching.rewriting import recompiled
+from .._patching.patches import AttributePatch, Patch
 from .._torch import dynamo
 from .._torch import settings as host
-
-#: Under this name a rewritten function finds :func:`change`.
-CHANGE = "__safecompile_change_setting__"
 
 # A leaf lock around the views, held for a few assignments. Reentrant, since a signal handler may patch.
 _bookkeeping = threading.RLock()
@@ -182,39 +176,6 @@ class _Patching:
                 change_back(self.config, name, None, made)
 
 
-class Scoped(ast.NodeTransformer):
-    """Turns ``<config>.x = value`` into a change for this thread, and in a ``finally`` into its end."""
-
-    def __init__(self) -> None:
-        self.changed, self.ends = False, False
-
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        node.body = [self.visit(one) for one in node.body]
-        self.ends = True
-        node.finalbody = [self.visit(one) for one in node.finalbody]
-        self.ends = False
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        target = node.targets[0]
-        if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) in host.OWN_CONFIG):
-            return node
-        self.changed = True
-        view, arguments = f"{CHANGE}_{target.attr}", f"{ast.unparse(target.value)}, {target.attr!r}, None"
-        text = f"{CHANGE}_back({arguments}, {view})" if self.ends else f"{view} = {CHANGE}({arguments})"
-        call: Any = ast.parse(text).body[0]
-        for part in ast.walk(call):
-            ast.copy_location(part, node)
-        call.value.args[2] = node.value
-        return call  # type: ignore[no-any-return]
-
-
-def helpers(module: ModuleType) -> list[Patch]:
-    """Returns the patches that give a module what a function needs that :class:`Scoped` has rewritten."""
-    found = ((CHANGE, change), (f"{CHANGE}_back", change_back))
-    return [AttributePatch(module, name, function, new=True) for name, function in found]
-
-
 def patches_of_config_module(module: ModuleType) -> list[Patch]:
     """Returns the patch for ``config.patch``; changes nothing."""
     original = module.ConfigModule.patch
@@ -232,18 +193,6 @@ def patches_of_config_module(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module.ConfigModule, "patch", _patched_patch)]
 
 
-def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
-    """Returns the patches for ``disable_cache_limit``; changes nothing."""
-    if host.settings_are_per_context(host.config_module()):
-        return []
-    body, change = module.disable_cache_limit.__wrapped__, Scoped()
-    code = recompiled(body, change.visit)
-    if not change.changed:
-        msg = "an assignment to a setting in disable_cache_limit"
-        raise LookupError(msg)
-    return [*helpers(module), CodePatch(body, code)]
-
-
 @forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the changes of the parent's other threads: they do not exist in the child."""
@@ -253,6 +202,3 @@ def after_fork_in_child() -> None:
     _views.update({ident: [view] for ident, view in _here.views.items() if view.depth})
     if _views or host.has_entries():
         _stand_down()
-
-
-PARTS: Final = (Part("settings", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),)

@@ -1,6 +1,6 @@
 """What a place is that a symbolic trace patches: an entry that is replaced, or a method that dispatches by thread.
 
-The third kind, a function of a module in C, is in :mod:`.slots`: it looks into the table there.
+The third kind, a function of a module in C, is in :mod:`.module_slots`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ class Slot:
             setattr(self.owner, self.name, value)
         else:
             self.owner[self.name] = value
+
+
+#: The slots that are in place, by (id of the class or dictionary, name). The slot keeps the owner alive, and is
+#: in the table only while a thread traces. Guarded by :mod:`.slots`.
+in_place: dict[tuple[int, str], Slot] = {}
+
+
+def wraps(new: Callable[..., Any], slot: Slot) -> bool:
+    """Tells whether this is FX's wrapper of what stands there, not somebody's own replacement."""
+    return getattr(new, "__wrapped__", None) is slot.original
 
 
 class FunctionSlot(Slot):
@@ -113,8 +123,5 @@ class _Dispatching(ast.NodeTransformer):
         given += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
         here = f"{self.hook[:-2]}_thread__() in {self.hook[:-2]}_stacks__"
         text = f"if not torch.compiler.is_dynamo_compiling() and {here}:\n    return {self.hook}({', '.join(given)})"
-        first = ast.parse(text).body[0]
-        for part in ast.walk(first):
-            ast.copy_location(part, node.body[0])
-        node.body.insert(0, first)
+        node.body.insert(0, rewriting.located(ast.parse(text).body[0], node.body[0]))
         return node

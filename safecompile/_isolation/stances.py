@@ -16,6 +16,7 @@ from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import state as host
 from .._torch import threads
+from . import stance_contexts as contexts
 from . import stance_views as views
 
 #: Whether the C flag by which a call skips its guards is per thread (torch 2.15+), as far as could be found out.
@@ -64,39 +65,25 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
     if original is host.setter_of_stances(eval_frame):
         # Imported after the patch above went in, it has taken the patched one from there.
         original = getattr(original, "__wrapped__", original)
-    init, call, leave = cls.__init__, cls.__call__, cls.__exit__
+    init, call = cls.__init__, cls.__call__
 
     @functools.wraps(original)
     def _patched_set_stance(stance: Any) -> Any:
         with views.exchange:
-            return views.construct(stance, original)
+            return contexts.construct(stance, original)
 
     @functools.wraps(init)
     def _patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        views.constructed(self)
+        contexts.constructed(self)
 
     @functools.wraps(call)
     def _patched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with views.exchange:
-            views.cancel(self)
+            contexts.cancel(self)
         decorated = call(self, *args, **kwargs)  # sets what was there before the construction
         views.settle()
         return decorated
-
-    @functools.wraps(cls.__enter__)
-    def _patched_enter(self: Any) -> None:
-        with views.exchange:
-            original(host.stance(eval_frame))
-            views.enter(self)
-
-    @functools.wraps(leave)
-    def _patched_exit(self: Any, *error: Any) -> None:
-        with views.exchange:
-            original(host.stance(eval_frame))
-            if not views.leave(self):  # it was entered before the patches went in
-                leave(self, *error)
-                views.settle()
 
     setter = AttributePatch(module, host.SET_STANCE, _patched_set_stance)
     setter.original = original
@@ -104,9 +91,28 @@ def patches_of_decorators(module: ModuleType) -> list[Patch]:
         setter,
         AttributePatch(cls, "__init__", _patched_init),
         AttributePatch(cls, "__call__", _patched_call),
-        AttributePatch(cls, "__enter__", _patched_enter),
-        AttributePatch(cls, "__exit__", _patched_exit),
+        *_patches_of_entering(cls, original, eval_frame),
     ]
+
+
+def _patches_of_entering(cls: Any, original: Any, eval_frame: ModuleType) -> list[Patch]:
+    leave = cls.__exit__
+
+    @functools.wraps(cls.__enter__)
+    def _patched_enter(self: Any) -> None:
+        with views.exchange:
+            original(host.stance(eval_frame))
+            contexts.enter(self)
+
+    @functools.wraps(leave)
+    def _patched_exit(self: Any, *error: Any) -> None:
+        with views.exchange:
+            original(host.stance(eval_frame))
+            if not contexts.leave(self):  # it was entered before the patches went in
+                leave(self, *error)
+                views.settle()
+
+    return [AttributePatch(cls, "__enter__", _patched_enter), AttributePatch(cls, "__exit__", _patched_exit)]
 
 
 PARTS: Final = (

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
-from .._patching import rewriting
+from .._patching import rewriting, thread_names
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._patching.thread_globals import thread_local_globals
@@ -66,12 +66,12 @@ def patches_of_ops(module: ModuleType) -> list[Patch]:
     """Returns the patch for the stack of modes in which an export traces; changes nothing."""
     # One for the process (2.7-2.15): beside an export, what another thread prints or
     # compiles pops it ("Trying to pop empty mode stack").
-    function, change = host.pre_dispatch_state(module), rewriting.ThreadLocalNames([host.PRE_DISPATCH])
+    function, change = host.pre_dispatch_state(module), thread_names.ThreadLocalNames([host.PRE_DISPATCH])
     code = rewriting.recompiled(function, change.visit)
     if not change.changed:
         msg = f"a use of {host.PRE_DISPATCH} in {function.__qualname__}"
         raise LookupError(msg)
-    return [AttributePatch(module, rewriting.LOCAL, local, new=True), CodePatch(function, code)]
+    return [AttributePatch(module, thread_names.LOCAL, local, new=True), CodePatch(function, code)]
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
@@ -89,7 +89,7 @@ def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
 def patches_of_ddp(module: ModuleType) -> list[Patch]:
     """Returns the patches for the active DistributedDataParallel; changes nothing."""
     found = [_by_attribute(function, [host.ACTIVE_DDP_MODULE]) for function in host.ddp_functions(module)]
-    return [AttributePatch(module.DistributedDataParallel, rewriting.LOCAL, local, new=True), *found]
+    return [AttributePatch(module.DistributedDataParallel, thread_names.LOCAL, local, new=True), *found]
 
 
 def patches_of_autograd_graph(module: ModuleType) -> list[Patch]:
@@ -200,7 +200,7 @@ class _Context:
 
 def _by_attribute(function: Any, names: Any) -> Patch:
     flags = [name for name in names if name in host.COMPILING]
-    change = rewriting.ThreadLocalNames(names, flags=flags, attributes=True)
+    change = thread_names.ThreadLocalNames(names, flags=flags, attributes=True)
     code = rewriting.recompiled(function, change.visit)
     if not change.changed:
         msg = f"a use of {names[0]} in {function.__qualname__}"

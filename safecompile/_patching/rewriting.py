@@ -1,7 +1,8 @@
 """Recompiles a function of another library from its own source, with a small change, in place.
 
-Global variables become per-thread ones, for example. In place means that only ``__code__`` is exchanged: the function
-object stays the same, so closures, ``from`` imports and tables keyed by it follow, and no call costs a frame more.
+Global variables become per-thread ones (:mod:`.thread_names`), for example. In place means that only ``__code__`` is
+exchanged: the function object stays the same, so closures, ``from`` imports and tables keyed by it follow, and no call
+costs a frame more.
 
 The proof that it is the right text: before anything is exchanged, the *unchanged* source is compiled, and the result
 must equal the code object that is there. If it does not, :class:`RewriteError`.
@@ -14,17 +15,10 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
-#: The names under which a rewritten module finds its per-thread values, and the function that sets a flag among them.
-LOCAL = "__safecompile_local__"
-SET_FLAG = "__safecompile_set_flag__"
-
-
-def anywhere(flag: str) -> str:
-    """Returns the name under which a rewritten module finds whether ``flag`` is on in any thread."""
-    return f"__safecompile_{flag.strip('_')}_anywhere__"
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 class RewriteError(Exception):
@@ -205,6 +199,26 @@ def _outside_definitions(lines: list[str]) -> Iterator[str]:
             yield line
 
 
+def located(new: _Node, old: ast.AST) -> _Node:
+    """Gives ``new``, and all that is in it, the place of ``old`` in the file; returns it."""
+    for part in ast.walk(new):
+        ast.copy_location(part, old)
+    return new
+
+
+class KnowingTheEnd(ast.NodeTransformer):
+    """A change that knows whether it is in a ``finally``, where what was changed is put back."""
+
+    at_the_end = False
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        node.body = [self.visit(one) for one in node.body]
+        self.at_the_end = True
+        node.finalbody = [self.visit(one) for one in node.finalbody]
+        self.at_the_end = False
+        return node
+
+
 _FUTURE_FLAGS = __import__("__future__").annotations.compiler_flag
 
 
@@ -220,74 +234,3 @@ def with_constants(code: types.CodeType, values: dict[str, object]) -> types.Cod
     constants = (with_constants(c, values) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     replaced = tuple(values.get(c, c) if isinstance(c, str) else c for c in constants)
     return code.replace(co_consts=replaced)
-
-
-class ThreadLocalNames(ast.NodeTransformer):
-    """Turns the global variable ``x`` into ``__safecompile_local__.x``.
-
-    A flag, which is False nearly always and read on warm calls, is read as ``<whether it is on in any thread> and
-    __safecompile_local__.x``: while it is off everywhere, that costs a jump more than reading the variable did. With
-    ``kept=True`` the variable itself tells whether it is on in any thread; where it is ``True`` it is on in all.
-
-    With ``attributes=True`` it is ``module.x`` that is turned, for functions that reach into a module from outside.
-    """
-
-    def __init__(
-        self, names: Iterable[str], *, flags: Iterable[str] = (), kept: bool = False, attributes: bool = False
-    ) -> None:
-        self.names, self.flags, self.kept = frozenset(names), frozenset(flags), kept
-        self.attributes, self.changed = attributes, False
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        declared = {n for s in ast.walk(node) if isinstance(s, ast.Global) for n in s.names}
-        bound = {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                bound.add(inner.id)
-            elif isinstance(inner, ast.ImportFrom):
-                bound.update(alias.asname or alias.name for alias in inner.names)
-        saved, self.names = self.names, self.names - (bound - declared)
-        self.generic_visit(node)
-        self.names = saved
-        return node
-
-    def visit_Global(self, node: ast.Global) -> ast.AST:
-        left = [name for name in node.names if name not in self.names]
-        return ast.copy_location(ast.Global(left) if left else ast.Pass(), node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        node.value = self.visit(node.value)
-        target = node.targets[0]
-        name = getattr(target, "attr" if self.attributes else "id", None)
-        if len(node.targets) == 1 and name in self.flags & self.names:
-            self.changed = True
-            setter = f"{ast.unparse(target.value)}." if isinstance(target, ast.Attribute) else ""
-            call = ast.parse(f"{setter}{SET_FLAG}({name!r}, None)").body[0]
-            for part in ast.walk(call):
-                ast.copy_location(part, node)
-            call.value.args[1] = node.value  # type: ignore[attr-defined]
-            return call
-        node.targets = [self.visit(target) for target in node.targets]
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if self.attributes or node.id not in self.names:
-            return node
-        self.changed = True
-        local = ast.copy_location(ast.Name(LOCAL, ast.Load()), node)
-        value = ast.copy_location(ast.Attribute(local, node.id, node.ctx), node)
-        if node.id not in self.flags or not isinstance(node.ctx, ast.Load):
-            return value
-        text = f"{node.id} and ({node.id} is True or here)" if self.kept else f"{anywhere(node.id)} and here"
-        both: Any = ast.parse(text, mode="eval").body
-        for part in ast.walk(both):
-            ast.copy_location(part, node)
-        (both.values[-1] if self.kept else both).values[-1] = value
-        return both  # type: ignore[no-any-return]
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if self.attributes and node.attr in self.names:
-            self.changed = True
-            node.value = ast.copy_location(ast.Attribute(node.value, LOCAL, ast.Load()), node)
-        return node

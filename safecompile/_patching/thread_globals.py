@@ -15,7 +15,8 @@ from typing import Any
 from .._common import forks
 from . import thread_modules
 from .patches import AttributePatch, ClosurePatch, CodePatch, Patch
-from .rewriting import LOCAL, SET_FLAG, ThreadLocalNames, anywhere, recompiled
+from .rewriting import recompiled
+from .thread_names import LOCAL, SET_FLAG, ThreadLocalNames, anywhere
 
 # A leaf lock, held for two assignments: "on in some thread" must follow the set. Reentrant, since a signal handler
 # may set a flag. After a fork the child makes it anew.

@@ -10,6 +10,9 @@ from .._common import reading
 #: The dictionaries of a module that hold what runs before its ``forward``; and those of the process.
 HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
+#: The dictionary of a module that holds those inside it.
+SUBMODULES = "_modules"
+
 
 def is_module(value: Any) -> bool:
     """Tells whether this is an ``nn.Module``, however far its constructor has come."""
@@ -53,7 +56,7 @@ def parameter_device(module: Any) -> str | None:
             device = tensor_device(parameter)
             if device is not None:
                 return device
-        pending += reversed(_values(attributes.get("_modules")))
+        pending += reversed(_values(attributes.get(SUBMODULES)))
     return None
 
 

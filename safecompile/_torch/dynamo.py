@@ -212,6 +212,10 @@ def wrapper_code(context_call: CodeType) -> CodeType:
     raise LookupError(msg)
 
 
+#: By what the wrapper of a compiled function has its call looked up: it stands once more behind a retry.
+SETTING_THE_FRAME = "_maybe_set_eval_frame(_callback_from_stance(callback))"
+
+
 def backward_compiler(aot_wrappers: ModuleType) -> Any:
     """Returns the class that compiles a backward at its first pass, or None where a closure does it."""
     # torch 2.12+ has the class. Drop the other form when min torch > 2.11.

@@ -118,11 +118,11 @@ def parts_of_a_trace(module: ModuleType) -> tuple[type, FunctionType, FunctionTy
     Raises:
         LookupError: a part is missing, or has other parameters.
     """
-    if FX_FLAG not in vars(module) and any(name not in vars(module) for name in FX_FLAG_FUNCTIONS):
-        msg = f"{module.__name__}.{FX_FLAG}, or a thread-local flag in its place"
-        raise LookupError(msg)
     if not hasattr(module.Tracer, "trace"):
         msg = "Tracer.trace"
+        raise LookupError(msg)
+    if FX_FLAG not in vars(module) and any(name not in vars(module) for name in FX_FLAG_FUNCTIONS):
+        msg = f"{module.__name__}.{FX_FLAG}, or a thread-local flag in its place"
         raise LookupError(msg)
     patcher = module._Patcher
     for method, parameters in FX_PATCHER_METHODS.items():

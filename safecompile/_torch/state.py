@@ -68,6 +68,10 @@ def pre_dispatch_state(ops: ModuleType) -> FunctionType:
     return function
 
 
+#: How an operator writes the dictionary of its cached kernels.
+DISPATCH_CACHE = "self._dispatch_cache"
+
+
 def cached_dispatches(ops: ModuleType) -> tuple[FunctionType, FunctionType]:
     """Returns what makes an operator's cached kernel where there is none, and what gives all operators with one."""
     return ops.OpOverload._get_dispatch, ops.get_cached_ops

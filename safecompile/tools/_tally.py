@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .._torch.dynamo import DYNAMO
+
 
 class Tally:
     """Counts for all threads of one workload.
@@ -91,4 +93,4 @@ def in_one_line(error: BaseException) -> str:
 
 def _lookup_backend(name: str) -> Callable[..., Any]:
     # torch has no public function from a backend's name to the backend.
-    return importlib.import_module("torch._dynamo").lookup_backend(name)  # type: ignore[no-any-return]
+    return importlib.import_module(DYNAMO).lookup_backend(name)  # type: ignore[no-any-return]

@@ -52,30 +52,17 @@ def run(
     """
     import safecompile
 
-    torch = _torch()
     devices = devices_for(device)
-    limit = time_limit_s or TIME_LIMIT_S
     folder = Path(tempfile.mkdtemp(prefix="safecompile-demo-"))
-    plan = Plan(devices, threads, limit, folder)
+    plan = Plan(devices, threads, time_limit_s or TIME_LIMIT_S, folder)
     progress = Progress()
-    where = f"torch {torch.__version__}, Python {platform.python_version()}, {', '.join(devices)}"
+    where = f"torch {_torch().__version__}, Python {platform.python_version()}, {', '.join(devices)}"
     print(f"safecompile {safecompile.__version__} demo: {where}, {threads} threads", file=sys.stderr)
     rows: list[Row] = []
     keep = False
-    torch_fails = None
     try:
         workloads: tuple[str, ...] = WORKLOADS if workload == "all" else (workload,)
-        if set(workloads) != {"tracing"}:
-            progress.begin("  warming up the C++ or Triton compiler, not counted ...")
-            # On a fresh machine this builds what Inductor builds once: it may take longer than a workload.
-            ready = run_child("warm-up", "plain", replace(plan, time_limit_s=max(limit, TIME_LIMIT_S)), progress)
-            plan = replace(plan, sizes=sizes_for(ready.measured_s))
-            if ready.outcome == "finished":
-                progress.end(f"  warm-up: one small compile takes {ready.measured_s:.1f} s; sizes: {plan.sizes.words}")
-            else:
-                progress.end(f"  warm-up: {ready.outcome}")
-                torch_fails = ready.first_error or f"it {ready.outcome}"
-                workloads = tuple(name for name in workloads if name == "tracing")
+        plan, workloads, torch_fails = _warmed_up(plan, workloads, progress)
         for name in workloads:
             sides = SIDES if side == "both" else (side,)
             for one in (*sides, "no wait") if name == "server" and side != "plain" else sides:
@@ -89,24 +76,45 @@ def run(
             shutil.rmtree(folder, ignore_errors=True)
     right = not torch_fails and all(row.right for row in rows if row.side == "safe")
     if as_json:
-        document = {
-            "safecompile": safecompile.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "devices": list(devices),
-            "threads": threads,
-            "time_limit_s": limit,
-            "sizes": plan.sizes._asdict(),
-            "rows": [row.as_dict() for row in rows],
-            "safe_side_right": right,
-            "conclusion": conclusion(rows),
-            "next": advice(rows, torch_fails),
-        }
-        _stdout.say(json.dumps(document, indent=2))
+        _stdout.say(json.dumps(_document(plan, rows, torch_fails, right=right), indent=2))
     else:
         next_ = textwrap.fill(f"What to do next: {advice(rows, torch_fails)}", WIDTH)
         _stdout.say(f"\n{table(rows)}\n\n{textwrap.fill(conclusion(rows), WIDTH)}\n{next_}")
     return 0 if right else 1
+
+
+def _warmed_up(plan: Plan, workloads: tuple[str, ...], progress: Progress) -> tuple[Plan, tuple[str, ...], str | None]:
+    """Measures one small compile; returns the plan with sizes for it, what can be run, and how the compile failed."""
+    if set(workloads) == {"tracing"}:
+        return plan, workloads, None
+    progress.begin("  warming up the C++ or Triton compiler, not counted ...")
+    # On a fresh machine this builds what Inductor builds once: it may take longer than a workload.
+    limit = max(plan.time_limit_s, TIME_LIMIT_S)
+    ready = run_child("warm-up", "plain", replace(plan, time_limit_s=limit), progress)
+    plan = replace(plan, sizes=sizes_for(ready.measured_s))
+    if ready.outcome == "finished":
+        progress.end(f"  warm-up: one small compile takes {ready.measured_s:.1f} s; sizes: {plan.sizes.words}")
+        return plan, workloads, None
+    progress.end(f"  warm-up: {ready.outcome}")
+    return plan, tuple(name for name in workloads if name == "tracing"), ready.first_error or f"it {ready.outcome}"
+
+
+def _document(plan: Plan, rows: list[Row], torch_fails: str | None, *, right: bool) -> dict[str, Any]:
+    import safecompile
+
+    return {
+        "safecompile": safecompile.__version__,
+        "torch": _torch().__version__,
+        "python": platform.python_version(),
+        "devices": list(plan.devices),
+        "threads": plan.threads,
+        "time_limit_s": plan.time_limit_s,
+        "sizes": plan.sizes._asdict(),
+        "rows": [row.as_dict() for row in rows],
+        "safe_side_right": right,
+        "conclusion": conclusion(rows),
+        "next": advice(rows, torch_fails),
+    }
 
 
 def _torch() -> Any:

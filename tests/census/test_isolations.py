@@ -91,10 +91,17 @@ ELSEWHERE = {
         "overridden_functions.patches_of_comparing",
     ),
     "a lock or a gate": ("graph_module", "operators", "kernel_launches", "switches.patches_of_callback"),
-    "on a GPU": ("cuda_graphs", "graph_functions", "graph_inputs", "recomputed_randomness", "triton_keys"),
+    "on a GPU": (
+        "cuda_graphs",
+        "graph_backwards",
+        "graph_functions",
+        "graph_inputs",
+        "recomputed_randomness",
+        "triton_keys",
+    ),
     "between imports": ("first_uses",),
     "objects that threads share": ("data_parallel", "switches.patches_of_autograd_graph"),
-    "with another value than the process's in each context": ("settings", "scoped_settings"),
+    "with another value than the process's in each context": ("settings", "scoped_assignments"),
 }
 
 TAKING_OUT = """

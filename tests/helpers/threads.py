@@ -125,6 +125,12 @@ class ParkedBackend:
         """Lets every compile through, now and later."""
         self._open.set()
 
+    def release_after(self, seconds: float) -> None:
+        """Does so once a thread has been in the backend for so many seconds."""
+        self.wait_parked()
+        time.sleep(seconds)
+        self.release()
+
     def park(self) -> None:
         """Lets no further compile through until :meth:`release`."""
         self._open.clear()

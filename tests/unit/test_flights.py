@@ -29,10 +29,9 @@ def test_a_flight_is_abandoned_when_its_leader_has_left() -> None:
         raise ZeroDivisionError
 
     def run() -> None:
-        try:
+        with pytest.raises(ZeroDivisionError) as raised:
             leads()
-        except ZeroDivisionError as error:
-            errors.append(error)
+        errors.append(raised.value)
 
     thread = threading.Thread(target=run)
     thread.start()

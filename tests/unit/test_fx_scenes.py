@@ -29,11 +29,14 @@ class Parked(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(layers))
         self.inside, self.go, self.error = threading.Event(), threading.Event(), error
 
-    def forward(self, x):
+    def stop(self) -> None:
         self.inside.set()
         assert self.go.wait(WAIT_S)
         if self.error:
             raise KeyError("in the middle of a trace")
+
+    def forward(self, x):
+        self.stop()
         for layer in self.layers:
             x = layer(x)
         return x * math.sqrt(4.0) + math.floor(2.5)

@@ -43,12 +43,7 @@ def test_one_event_for_each_miss(told: list[events.Miss]) -> None:
 
     compiled = torch.compile(body, backend=backend)
 
-    def release() -> None:
-        backend.wait_parked()
-        time.sleep(0.5)
-        backend.release()
-
-    run_threads([lambda: compiled(torch.zeros(2))] * 6 + [release])
+    run_threads([lambda: compiled(torch.zeros(2))] * 6 + [lambda: backend.release_after(0.5)])
     assert len(told) == len({one.thread for one in told}) == 6
     assert Counter((one.role, one.outcome) for one in told) == {
         ("leader", "compiled"): 1,

@@ -122,12 +122,7 @@ def test_totals(installed: None) -> None:
     backend = ParkedBackend()
     compiled = torch.compile(body, backend=backend)
 
-    def release() -> None:
-        backend.wait_parked()
-        time.sleep(0.3)
-        backend.release()
-
-    run_threads([lambda: compiled(torch.zeros(2))] * 3 + [release])
+    run_threads([lambda: compiled(torch.zeros(2))] * 3 + [lambda: backend.release_after(0.3)])
     torch.compile(other, backend="eager")(torch.zeros(2))
     compiled(torch.zeros(2))  # warm
     found = safecompile.report().as_dict()

@@ -151,13 +151,8 @@ def test_every_repeated_compile() -> None:
     backend = ParkedBackend()
     compiled = torch.compile(body, backend=backend)
 
-    def release() -> None:
-        backend.wait_parked()
-        time.sleep(1.0)
-        backend.release()
-
     with safecompile.watch() as watched:
-        run_threads([lambda: compiled(torch.zeros(3))] * 12 + [release])
+        run_threads([lambda: compiled(torch.zeros(3))] * 12 + [lambda: backend.release_after(1.0)])
     kinds = {one.kind: one for one in watched.findings}
     repeated = kinds["repeated compile"]
     assert repeated.count == backend.compiles - 1 > 0

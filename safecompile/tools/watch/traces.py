@@ -136,9 +136,7 @@ class _Tells(ast.NodeTransformer):
         call = ast.parse("None.__call__()", mode="eval").body
         call.func.value.value = _TELL  # type: ignore[attr-defined]
         node.value = ast.BoolOp(ast.And(), [node.value, call])
-        for part in ast.walk(node):
-            ast.copy_location(part, node)
-        return node
+        return rewriting.located(node, node)
 
 
 def _others_tracing() -> list[tuple[int, FrameType]]:
