@@ -62,7 +62,7 @@ def picture(trace: dict[str, Any]) -> str:
 
     parts = [*_head(bars, len(rows), span, height), *_axis(span, x, begin, height)]
     for thread, y in rows.items():
-        name = _clipped(str(names.get(thread, thread)), GUTTER - 16)
+        name = _clipped(str(names.get(thread, thread)), GUTTER - 16, end=6)
         parts.append(f'<text x="{GUTTER - 10}" y="{y + 12}" text-anchor="end" fill="#333">{_escaped(name)}</text>')
     parts += [_drawn(bar, x(bar.begin), x(bar.begin + bar.seconds), rows[bar.thread]) for bar in bars]
     parts += [_mark(one, x(one["ts"] / 1e6), rows[one["tid"]]) for one in marks]
@@ -135,7 +135,7 @@ def _axis(span: float, x: Any, begin: float, height: int) -> list[str]:
 
 def _drawn(bar: _Bar, left: float, right: float, y: float) -> str:
     width = max(right - left, 1.5)
-    label = _clipped(bar.label, width - 8)
+    label = _clipped(bar.label, width - 12, end=6 if bar.color == _COLORS["wait"] else 0)
     ink = "#5c4108" if bar.color == _COLORS["wait"] else "#fff"
     text = f'<text x="{left + 4:.1f}" y="{y + 12}" fill="{ink}">{_escaped(label)}</text>' if label else ""
     return (
@@ -151,8 +151,10 @@ def _mark(one: dict[str, Any], x: float, y: float) -> str:
     )
 
 
-def _clipped(text: str, width: float) -> str:
+def _clipped(text: str, width: float, end: int = 0) -> str:
+    """Returns what fits, with the last letters of ``text``, ``end`` at most: by these the threads of a pool differ."""
     most = int(width / LETTER)
     if len(text) <= most:
         return text
-    return f"{text[: most - 1]}…" if most > 3 else ""
+    end = min(end, most // 2)
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}" if most > 3 else ""

@@ -64,7 +64,7 @@ class timeline:  # noqa: N801 - used as a function is
         self._recording.__exit__()
         trace = as_trace(self._recording)
         try:
-            self.path.write_text(picture(trace) if self.path.suffix == ".svg" else json.dumps(trace), encoding="utf-8")
+            _write(self.path, picture(trace) if self.path.suffix == ".svg" else _json(trace))
         except OSError as problem:
             if error is None:
                 raise
@@ -184,13 +184,23 @@ def run(file: str, output: str | None, profile: str | None) -> str:
         raise ValueError(msg)
     other = None if profile is None else _read(profile)
     try:
-        made = picture(trace) if other is None else json.dumps(joined(trace, other))
+        made = picture(trace) if other is None else _json(joined(trace, other))
     except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError) as error:
         msg = f"{file} is no trace that safecompile.timeline has written ({type(error).__name__}: {error})."
         raise ValueError(msg) from error
     path = Path(output or Path(file).with_suffix(".svg" if other is None else ".both.json"))
-    path.write_text(made, encoding="utf-8")
+    _write(path, made)
     return str(path)
+
+
+def _json(trace: dict[str, Any]) -> str:
+    # Letters as they are: Perfetto shows escapes of them in names of threads as they stand.
+    return json.dumps(trace, ensure_ascii=False)
+
+
+def _write(path: Path, text: str) -> None:
+    # Halves of letters, as in names of files, become escapes, which JSON knows.
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -203,19 +203,44 @@ def test_a_file_that_can_not_be_written_hides_no_error(tmp_path: Path, caplog: p
     assert [one.getMessage()[:12] for one in caplog.records] == ["the timeline"]
 
 
-def test_any_name_makes_valid_xml(tmp_path: Path) -> None:
-    """Control characters, and bytes that are no text in names of files, are replaced in the picture."""
-    path = tmp_path / "x.svg"
-    code = compile("0", "/tmp/\udcff<&>.py", "exec")
+def compile_in(*names: str, filename: str = "f.py") -> None:
+    """Lets threads of these names say that they compile."""
+    code = compile("0", filename, "exec")
 
     def work() -> None:
         with activity.Compiling(code, "cpu"):
             pass
 
-    thread = threading.Thread(target=work, name="a\x00\x1b<b>")
-    with safecompile.timeline(path):
+    for name in names:
+        thread = threading.Thread(target=work, name=name)
         thread.start()
         thread.join(20)
+
+
+def test_the_threads_of_a_pool_can_be_told_apart(tmp_path: Path) -> None:
+    """Of a name that is too long, the picture shows the end, too."""
+    path = tmp_path / "x.svg"
+    with safecompile.timeline(path):
+        compile_in("ThreadPoolExecutor-0_1", "ThreadPoolExecutor-0_11")
+    shown = [one.text for one in ET.parse(path).getroot().iter(f"{SVG}text")]
+    assert {"ThreadPoolExec…or-0_1", "ThreadPoolExec…r-0_11"} <= set(shown)
+
+
+def test_letters_stand_in_the_file_as_they_are(tmp_path: Path) -> None:
+    """Perfetto shows an escape in a thread's name as it stands. Bytes that are no text are escapes all the same."""
+    path = tmp_path / "x.json"
+    with safecompile.timeline(path):
+        compile_in("Läufer", filename="/tmp/\udcff.py")
+    text = path.read_text(encoding="utf-8")
+    assert "Läufer" in text
+    assert "/tmp/\udcff.py" in {one["args"].get("file") for one in json.loads(text)["traceEvents"]}
+
+
+def test_any_name_makes_valid_xml(tmp_path: Path) -> None:
+    """Control characters, and bytes that are no text in names of files, are replaced in the picture."""
+    path = tmp_path / "x.svg"
+    with safecompile.timeline(path):
+        compile_in("a\x00\x1b<b>", filename="/tmp/\udcff<&>.py")
     told = "".join(ET.parse(path).getroot().itertext())
     assert "a\ufffd\ufffd<b>" in told
     assert "/tmp/\ufffd<&>.py" in told
