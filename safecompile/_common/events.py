@@ -8,7 +8,7 @@ import threading
 import traceback
 from types import CodeType
 
-from . import totals
+from . import thread_frames, totals
 from .records import OF_OUTCOME, CaptureGated, ForeignTrace, Miss, ResetPutOff
 from .telling import deliver, listeners, log, name_of, place, subscribe, tell
 
@@ -71,7 +71,7 @@ def reset_is_put_off(code: CodeType) -> None:
 
 def warn_of_wait(code: CodeType, device: str, waited_s: float, holder: int | None) -> None:
     """Logs that this thread waits for ``holder`` (a thread identity), with the holder's stack."""
-    frame = sys._current_frames().get(holder) if holder is not None else None
+    frame = thread_frames.of_all_threads().get(holder) if holder is not None else None
     stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no such thread any more)\n"
     del frame
     names = {t.ident: t.name for t in threading.enumerate()}

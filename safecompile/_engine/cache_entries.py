@@ -12,13 +12,13 @@ a moment.
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterator
 from time import monotonic
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from .._common import thread_frames
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._torch import cache, dynamo, threads
@@ -72,7 +72,7 @@ def is_over(since: float) -> bool:
 
 def over_at(since: float) -> float:
     """Returns when such a step has ended, in monotonic seconds: with up to 20 other threads, in less than half one."""
-    return since + GRACE_S + 0.02 * (len(sys._current_frames()) - 1)
+    return since + GRACE_S + 0.02 * (len(thread_frames.of_all_threads()) - 1)
 
 
 #: Seconds that such a step takes at most, if nobody else wants the GIL.

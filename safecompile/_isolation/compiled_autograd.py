@@ -8,14 +8,13 @@ calls back. That window is a lock, in which nothing of the user's runs.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from .._common import events, forks
+from .._common import events, forks, thread_frames
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, Patch
 from .._patching.thread_globals import thread_local_globals
@@ -76,7 +75,7 @@ def is_in_use_here() -> bool:
 
 def is_in_use() -> bool:
     """Tells whether a thread that is alive has compiled autograd on."""
-    return _running_in() is not None or not _on.isdisjoint(sys._current_frames())
+    return _running_in() is not None or not _on.isdisjoint(thread_frames.of_all_threads())
 
 
 def patches_of_compiled_autograd(module: ModuleType) -> list[Patch]:

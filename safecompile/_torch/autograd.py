@@ -7,6 +7,7 @@ import threading
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from .._common import thread_frames
 from .state import AUTOGRAD_GRAPH
 
 COMPILED_AUTOGRAD_MODULE = "torch._dynamo.compiled_autograd"
@@ -41,7 +42,7 @@ def a_backward_runs(*, own_counts: bool) -> bool:
         own_counts: False leaves this thread out.
     """
     me = threading.get_ident()
-    for ident, top in sys._current_frames().items():
+    for ident, top in thread_frames.of_all_threads().items():
         found = 0
         frame = top if ident != me or own_counts else None
         while frame is not None:

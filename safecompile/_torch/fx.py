@@ -8,6 +8,7 @@ import threading
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from .._common import thread_frames
 from .dynamo import CONVERT_FRAME, compile_lock, loaded
 
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
@@ -95,7 +96,7 @@ def traces_here() -> bool:
 def another_thread_traces() -> bool:
     """Tells whether another thread is inside an FX trace, by its stack."""
     code, me = _trace_code(loaded(SYMBOLIC_TRACE)), threading.get_ident()
-    for ident, top in sys._current_frames().items():
+    for ident, top in thread_frames.of_all_threads().items():
         frame: FrameType | None = None if ident == me else top
         while frame is not None:
             if frame.f_code is code:

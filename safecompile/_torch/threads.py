@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .._common import forks
+from .._common import forks, thread_frames
 
 #: The threads of the library's own, by thread identity, while they run. They never run code of the user's.
 ours: dict[int, int] = {}
@@ -58,7 +58,7 @@ def others_are_alive() -> bool:
     """
     if sys.is_finalizing():  # no other thread gets a turn any more
         return False
-    frames = sys._current_frames()
+    frames = thread_frames.of_all_threads()
     return len(frames) > 1 and any(not _is_helper(ident) for ident in frames if ident != threading.get_ident())
 
 
@@ -110,8 +110,11 @@ def _clocks_of_python() -> Iterator[int]:
     """Yields the clocks of the threads that are in Python code."""
     # In C from the list of threads to the last clock: the clock of a thread that has ended meanwhile would be read from
     # memory that is free. A thread is in that list until it has the GIL for the last time.
-    threads = itertools.chain.from_iterable(map(_CALL, (sys._current_frames,)))
-    return iter(list(map(_time.pthread_getcpuclockid, threads)))
+    once = thread_frames.once()
+    try:
+        return iter(list(map(_time.pthread_getcpuclockid, itertools.chain.from_iterable(once))))
+    finally:
+        list(once)  # to its end, whatever happened
 
 
 def _clock(native_id: int) -> int:

@@ -13,7 +13,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
-from .._common import activity, environment, events, totals
+from .._common import activity, environment, events, thread_frames, totals
 from .._installing import applying, installer
 from .._patching.families import Family
 from .._patching.patches import late_references
@@ -88,7 +88,7 @@ def report(problem: str | None = None) -> Report:
             "disabled": environment.is_disabled(),
             "families": {family.name: _family(family) for family in list(applying.families)},
             "late_references": _late_references(),
-            "threads": len(sys._current_frames()),
+            "threads": len(thread_frames.of_all_threads()),
             "compiling": _compiling(),
             "waiting": _waiting(),
             "totals": totals.in_all(),
@@ -189,7 +189,7 @@ def _first(functions: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
 
 
 def _compiling() -> list[dict[str, Any]]:
-    now, frames, found = monotonic(), sys._current_frames(), []
+    now, frames, found = monotonic(), thread_frames.of_all_threads(), []
     for one in activity.compiling_now():
         stack = _stack(frames.get(one.thread))
         if stack:  # else its thread has ended without a word

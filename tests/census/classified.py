@@ -18,6 +18,7 @@ ISOLATED: Table = {
             "torch/_dynamo/__init__.py: reset"
         ),
         "torch._dynamo.utils._error_on_graph_break": "torch/_dynamo/utils.py: _get_error_on_graph_break",
+        "torch._dynamo.trace_rules._force_inline_flag": "torch/_dynamo/trace_rules.py: check_verbose",
         "torch.compiler._is_compiling_flag": "torch/compiler/__init__.py: is_compiling",
         "torch.compiler._is_exporting_flag": "torch/compiler/__init__.py: is_exporting",
         "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": (
@@ -133,6 +134,9 @@ HARMLESS: Table = {
         "torch._inductor.debug._inductor_kernel_stack_trace": (
             "torch/_inductor/debug.py: create_kernel_information_json"
         ),
+        "torch._inductor.debug._inductor_kernel_extern_info": (
+            "torch/_inductor/debug.py: create_kernel_information_json"
+        ),
         "torch._inductor.debug._inductor_post_to_pre_grad_nodes": (
             "torch/_inductor/debug.py: create_kernel_information_json"
         ),
@@ -145,6 +149,8 @@ HARMLESS: Table = {
         "torch._logging._internal.LOG_TRACE_HANDLER.formatter": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal._StderrHandler()._closed": "torch/_logging/_internal.py: _init_logs",
         "torch._logging._internal.handlers.data[]": "torch/_logging/_internal.py: _clear_handlers",
+        "torch._logging.structured.DUMPED_FILES[]": "torch/_logging/structured.py: dump_file",
+        "torch._logging.structured.INTERN_TABLE[]": "torch/_logging/structured.py: intern_string",
         "torch._logging._internal.log_state.log_qname_to_level[]": "torch/_logging/_internal.py: LogState.clear",
         "torch._logging._internal.structured_logging_overhead[]": (
             "torch/_logging/_internal.py: add_structured_logging_overhead"
@@ -288,6 +294,16 @@ HARMLESS: Table = {
             "torch/_dynamo/convert_frame.py: ConvertFrameAssert.__call__"
         ),
         "torch._dynamo.guards._CLOSURE_VARS[]": "torch/_dynamo/guards.py: _get_closure_vars",
+        "torch._C._dynamo.autograd_compiler.is_cache_empty()": (
+            "torch/_dynamo/compiled_autograd.py: the C++ that compiles a backward"
+        ),
+        "torch._dynamo.funcname_cache.cache[]": "torch/_dynamo/funcname_cache.py: _add_file",
+        "torch._inductor.pattern_matcher._SpecificPatternCache().shape_env": (
+            "torch/_inductor/pattern_matcher.py: _SpecificPatternCache.lookup"
+        ),
+        "torch._inductor.pattern_matcher._SpecificPatternCache().symbolic[]": (
+            "torch/_inductor/pattern_matcher.py: _SpecificPatternCache.lookup"
+        ),
         "torch._dynamo.variables.ctx_manager.DualLevelContextManager._guards_singleton.code_list": (
             "torch/_dynamo/variables/ctx_manager.py: DualLevelContextManager.create"
         ),

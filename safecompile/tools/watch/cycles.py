@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 from typing import Final
 
+from ..._common import thread_frames
 from ..._engine.flights import owner_of
 from ..._torch import dynamo, threads
 from ..._torch.settings import torch_folder
@@ -61,7 +61,7 @@ class Cycles:
         holder = owner_of(dynamo.compile_lock())
         compiling = next((one for one in misses if one.ident == holder), None)
         waiting = [one for one in misses if one.ident != holder]
-        top = sys._current_frames().get(holder) if holder is not None else None
+        top = thread_frames.of_all_threads().get(holder) if holder is not None else None
         if compiling is None or not waiting or top is None:
             return
         # A thread that computes uses CPU time; one that waits in short steps uses next to none.
@@ -82,7 +82,7 @@ class Cycles:
             f"{other.name!r} waits for the compile lock that it holds. "
             + ("It waits for that very thread." if sure else "If it waits for that thread, neither goes on."),
             holds_the_lock=top,
-            wants_the_lock=sys._current_frames().get(other.ident),
+            wants_the_lock=thread_frames.of_all_threads().get(other.ident),
         )
         if new:
             self.told()

@@ -10,7 +10,7 @@ import time
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from ..._common import identity
+from ..._common import identity, thread_frames
 from ..._patching import rewriting
 from ..._patching.patches import AttributePatch, CodePatch, Patch
 from ..._torch import threads
@@ -141,7 +141,7 @@ class _Tells(ast.NodeTransformer):
 
 def _others_tracing() -> list[tuple[int, FrameType]]:
     """Returns the other threads that are in a trace: identity and innermost frame."""
-    frames = sys._current_frames()
+    frames = thread_frames.of_all_threads()
     frames.pop(threading.get_ident(), None)
     return [(ident, top) for ident, top in frames.items() if host.tracer_of(top) is not None]
 
