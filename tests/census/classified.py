@@ -70,6 +70,15 @@ ISOLATED: Table = {
     "_isolation/default_device.py": {
         "torch.utils._device.CURRENT_DEVICE": "torch/utils/_device.py: DeviceContext.__enter__",
     },
+    "_isolation/anomaly.py": {
+        "torch.autograd.variable.Variable._execution_engine": "torch/autograd/graph.py: _engine_run_backward",
+    },
+}
+
+#: What a scene itself asks of torch for the whole process, while other scenes must not: left out of what it finds.
+ASKED: dict[str, tuple[str, ...]] = {
+    "anomaly_mode": ("torch.is_anomaly_enabled()", "torch.is_anomaly_check_nan_enabled()"),
+    "compile_in_blocks": ("torch.is_anomaly_enabled()",),
 }
 
 #: Nobody is led astray by it: why.
@@ -198,6 +207,9 @@ HARMLESS: Table = {
             "torch/_inductor/async_compile.py: CompiledTritonKernels.cache_clear"
         ),
         "torch.fx.graph_module._forward_from_src": "torch/fx/graph_module.py: GraphModule.recompile",
+    },
+    "A stream of the CPU, which does nothing.": {
+        "torch.cpu._current_stream": "torch/cpu/__init__.py: StreamContext.__enter__",
     },
     "Objects of the scene's own, in a table that is keyed by them.": {
         "torch._dynamo.code_context.code_context.code_context.refs[]": (
