@@ -278,6 +278,9 @@ HARMLESS: Table = {
         "torch._inductor.metrics.generated_cpp_vec_kernel_count": "torch/_inductor/metrics.py: reset",
         "torch._inductor.metrics.generated_kernel_count": "torch/_inductor/metrics.py: reset",
         "torch._inductor.metrics.ir_nodes_pre_fusion": "torch/_inductor/metrics.py: reset",
+        "torch._inductor.metrics.node_runtimes[]": "torch/_inductor/metrics.py: reset",
+        "torch._inductor.metrics.nodes_num_elem[]": "torch/_inductor/metrics.py: reset",
+        "torch._inductor.metrics.num_bytes_accessed": "torch/_inductor/metrics.py: reset",
         "torch._subclasses.fake_tensor.FakeTensorMode.cache_bypasses[]": (
             "torch/_subclasses/fake_tensor.py: FakeTensorMode._cached_dispatch_impl"
         ),

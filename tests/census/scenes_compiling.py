@@ -146,12 +146,12 @@ def compile_control_flow() -> Run:
 @scene()
 def compile_flex_attention() -> Run:
     flex_attention = part_of_torch("torch.nn.attention.flex_attention", "flex_attention")
-    values = torch.ones(1, 1, 128, 16)
+    query, key, value = torch.ones(3, 1, 1, 128, 16)  # torch 2.7 refuses one tensor for two of them
 
-    def function(q: torch.Tensor) -> torch.Tensor:
-        return flex_attention(parks(q), q, q)
+    def function(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return flex_attention(parks(query), key, value)
 
-    return _compiled(function, values)
+    return _compiled(function, query, key.clone(), value.clone())
 
 
 @scene()
@@ -179,7 +179,7 @@ def compile_optimizer() -> Run:
 @scene()
 def compile_data_dependent() -> Run:
     def function(x: torch.Tensor) -> torch.Tensor:
-        return parks(x.nonzero()) + x.sum().item()
+        return parks(x.nonzero()) + x.sum().to(torch.int64).item()  # a float is more than torch 2.7 can do
 
     def run() -> None:
         with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
