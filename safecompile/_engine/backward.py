@@ -135,7 +135,6 @@ class _Turn:
                     dynamo.autograd_on_this_thread(),
                 ):
                     result = compile_now()
-                    dynamo.forget_tracebacks()
                     this.outcome = "compiled"
                 compiled_s, outcome = monotonic() - began - waited_s, "compiled"
                 return result

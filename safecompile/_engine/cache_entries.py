@@ -141,7 +141,7 @@ def take_out_outdated(code: CodeType, until: float) -> None:
         and manager.__dict__["_safecompile_outdated"] <= until
     ]
     # Copies share a guard manager, which forgets its extra_state with the first that goes.
-    for entry, state in [(entry, entry.guard_manager.extra_state) for entry in due]:
+    for entry, state in [(entry, entry.guard_manager.extra_state) for entry in reversed(due)]:  # the oldest first
         if state is not None:
             keep(entry)
             manager = entry.guard_manager

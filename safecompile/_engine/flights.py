@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import re
+import sys
 import threading
 from time import monotonic
 from types import CodeType, FrameType
@@ -102,5 +105,20 @@ def after_fork_in_child() -> None:
     if dynamo.loaded(dynamo.CONVERT_FRAME):
         lock = dynamo.compile_lock()
         if not lock._is_owned():
+            if owner_of(lock) is not None:
+                _free_cached_properties()
             lock._at_fork_reinit()
     flights.clear()
+
+
+def _free_cached_properties() -> None:
+    """Makes the locks of all cached properties anew, of which the thread that compiled may have held some.
+
+    Each is one for all objects of a class, up to Python 3.11; torch's symbolic shapes have some. Takes 0.1 s or less.
+    """
+    if sys.version_info < (3, 12):
+        for one in gc.get_objects():
+            if type(one) is functools.cached_property:
+                lock: Any = vars(one)["lock"]
+                if not lock._is_owned():
+                    lock._at_fork_reinit()

@@ -200,7 +200,6 @@ class _Call:
             self.result = attempts.compiled(self.original, self.callback, self.frame, head, self.frame_state)
             self._revert_settings()
             self.compiled_s = monotonic() - began
-            dynamo.forget_tracebacks()
             self._note_result(flight)
             this.outcome = self.outcome
 

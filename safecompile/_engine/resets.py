@@ -154,11 +154,45 @@ def patches_of_backends(module: ModuleType) -> list[Patch]:
     return [AttributePatch(module, cache.RESET_BACKENDS, _patched_reset_backends)]
 
 
+def patches_of_metrics(module: ModuleType) -> list[Patch]:
+    """Returns the patch of what each compile enters and leaves, failed or not; changes nothing.
+
+    Each thread has metrics of its own, and these the tracebacks of its compiles, until it ends. They may be the last to
+    hold compiled code. Who frees it there, under a mutex of torch's, hangs the process if another thread takes a
+    traceback meanwhile (``tests/host/test_traceback_facts.py``).
+    """
+    original = module.MetricsContext.__exit__
+
+    @functools.wraps(original)
+    def _patched_exit(self: Any, *about: Any) -> Any:
+        try:
+            return original(self, *about)
+        finally:
+            cache.forget_tracebacks(self)
+
+    return [AttributePatch(module.MetricsContext, "__exit__", _patched_exit)]
+
+
+class _TimesPatch(AttributePatch):
+    """Hands what was noted on to torch's own dictionary: another thread may be in the middle of a phase."""
+
+    def revert(self) -> str | None:
+        self._hand_on()
+        left = super().revert()
+        self._hand_on()
+        return left
+
+    def _hand_on(self) -> None:
+        for key in self.original.keys() - self.replacement.keys():
+            self.original.pop(key, None)
+        self.original.update(self.replacement)
+
+
 def patches_of_times(module: ModuleType) -> list[Patch]:
     """Returns the patch of the dictionary of phases, where this release needs it; changes nothing."""
     if cache.keeps_its_list(module):
         return []
-    return [AttributePatch(module, cache.TIMES, cache.Times(vars(module)[cache.TIMES]))]
+    return [_TimesPatch(module, cache.TIMES, cache.Times(vars(module)[cache.TIMES]))]
 
 
 def patches_of_dynamo_utils(module: ModuleType) -> list[Patch]:
@@ -189,4 +223,5 @@ PARTS: Final = (
     *(Part("reset", one, patches_of_backends) for one in (dynamo.DYNAMO, dynamo.EVAL_FRAME)),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_dynamo_utils),
     Part("reset", dynamo.DYNAMO_UTILS, patches_of_times),
+    Part("reset", dynamo.METRICS, patches_of_metrics),
 )

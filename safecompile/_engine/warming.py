@@ -35,9 +35,9 @@ def warming() -> Iterator[object]:
     Yields a mark of this warm-up, for :func:`is_for`.
     """
     before, mark = getattr(_here, "warms", None), object()
-    _here.warms = mark
-    cuda_graphs.set_in_thread(_MARK, mark)
     try:
+        _here.warms = mark
+        cuda_graphs.set_in_thread(_MARK, mark)
         yield mark
     finally:
         _here.warms = before

@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -107,6 +108,18 @@ def _counted(old: types.CodeType, new: types.CodeType) -> int:  # noqa: ARG001 -
     return _references(old)
 
 
+#: Where each function was put in, and what it stands for.
+_replaced: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _hosts_own(value: Any, owner: Any) -> Any:
+    """Returns the host's own function where ``owner`` has taken over, at its import, another's replacement of it."""
+    if not isinstance(value, types.FunctionType):
+        return value
+    first, original = _replaced.get(value, (owner, value))
+    return value if first is owner else original
+
+
 class AttributePatch:
     """Replaces an attribute of a module or class, or with ``new=True`` adds one.
 
@@ -116,12 +129,14 @@ class AttributePatch:
 
     def __init__(self, owner: Any, name: str, replacement: Any, *, new: bool = False) -> None:
         self.owner, self.name, self.replacement = owner, name, replacement
-        self.original = vars(owner).get(name, _MISSING)
+        self.original = _hosts_own(vars(owner).get(name, _MISSING), owner)
         if self.original is _MISSING and not new:
             msg = f"{getattr(owner, '__name__', owner)}.{name}"
             raise LookupError(msg)
 
     def apply(self) -> None:
+        if isinstance(self.replacement, types.FunctionType):
+            _replaced[self.replacement] = (self.owner, self.original)
         setattr(self.owner, self.name, self.replacement)
 
     def revert(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from .._common import thread_frames
@@ -42,9 +42,11 @@ def a_backward_runs(*, own_counts: bool) -> bool:
         own_counts: False leaves this thread out.
     """
     me = threading.get_ident()
-    for ident, top in thread_frames.of_all_threads().items():
+    frames = thread_frames.of_all_threads()
+    frames.pop(me, None)  # a frame among its own variables would keep itself
+    for ident in [*frames, *([me] if own_counts else [])]:
         found = 0
-        frame = top if ident != me or own_counts else None
+        frame: FrameType | None = frames.get(ident) or sys._getframe()
         while frame is not None:
             # By name: the code is exchanged at the installation.
             code = frame.f_code

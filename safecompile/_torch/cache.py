@@ -119,10 +119,18 @@ RESET_BACKENDS = "_reset_guarded_backend_cache"
 def reset_backends() -> None:
     """Does what torch's function does, beside threads that add backends: these are reset now, or stay for the next."""
     there = sys.modules[EVAL_FRAME].cached_backends
-    for key in list(there):
-        backend = there.pop(key, None)
+    now = list(there.items())
+    for _, backend in now:
         if hasattr(backend, "reset"):
             backend.reset()
+    for key, _ in now:
+        there.pop(key, None)
+
+
+def forget_tracebacks(metrics: Any) -> None:
+    """Drops the tracebacks that the metrics of an ended compile keep (2.8+): no one reads them, nothing drops them."""
+    if metrics._level == 0:
+        getattr(metrics, "_edits", []).clear()
 
 
 #: How long each phase of each compile has taken. A reset empties it, also of what a thread is in the middle of and

@@ -20,6 +20,7 @@ GUARDS = "torch._dynamo.guards"
 DYNAMO = "torch._dynamo"
 MODULE = "torch.nn.modules.module"
 DYNAMO_UTILS = "torch._dynamo.utils"
+METRICS = "torch._dynamo.metrics_context"
 AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
 
 
@@ -103,17 +104,6 @@ def is_about_settings(error: Exception) -> bool:
 def forget_frame() -> None:
     """Takes back one frame of those that Dynamo counts: it is about to be traced once more."""
     sys.modules[DYNAMO_UTILS].counters["frames"]["total"] -= 1
-
-
-def forget_tracebacks() -> None:
-    """Drops the tracebacks that torch's metrics of an ended compile keep until the thread's next one, or its end.
-
-    They may be the last to hold compiled code. Who frees it there, under a mutex of torch's, hangs the process if
-    another thread takes a traceback meanwhile (``tests/host/test_traceback_facts.py``).
-    """
-    context = sys.modules[DYNAMO_UTILS].get_metrics_context()
-    if not context.in_progress():
-        getattr(context, "_edits", []).clear()  # torch 2.7 keeps none
 
 
 def graphs_compiled() -> int:

@@ -96,8 +96,10 @@ def traces_here() -> bool:
 def another_thread_traces() -> bool:
     """Tells whether another thread is inside an FX trace, by its stack."""
     code, me = _trace_code(loaded(SYMBOLIC_TRACE)), threading.get_ident()
-    for ident, top in thread_frames.of_all_threads().items():
-        frame: FrameType | None = None if ident == me else top
+    frames = thread_frames.of_all_threads()
+    frames.pop(me, None)  # a frame among its own variables would keep itself
+    for top in frames.values():
+        frame: FrameType | None = top
         while frame is not None:
             if frame.f_code is code:
                 return True

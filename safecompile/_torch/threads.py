@@ -58,8 +58,10 @@ def others_are_alive() -> bool:
     """
     if sys.is_finalizing():  # no other thread gets a turn any more
         return False
-    frames = thread_frames.of_all_threads()
-    return len(frames) > 1 and any(not _is_helper(ident) for ident in frames if ident != threading.get_ident())
+    idents = list(
+        thread_frames.of_all_threads()
+    )  # not the frames: this one would keep itself, and all callers' variables
+    return len(idents) > 1 and any(not _is_helper(ident) for ident in idents if ident != threading.get_ident())
 
 
 def look() -> Look:

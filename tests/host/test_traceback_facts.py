@@ -8,6 +8,8 @@ where a thread that had compiled came to its end beside another's compile (docs/
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch._dynamo
@@ -53,14 +55,20 @@ def test_the_code_is_held_for_longer():
 
 
 @pytest.mark.parametrize("side", ["safe", "plain"])
-def test_a_compile_keeps_its_tracebacks_until_its_threads_next_one(side):
-    """Torch does (2.8+), the library does not."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_keeps_the_tracebacks_of_its_compiles(side, fails):
+    """Torch's does (2.8+), to its end; with the library it does not, also where a compile or a backward fails."""
     torch._dynamo.reset()
     if side == "safe":
         safecompile.install()
 
+    def backend(graph, inputs):
+        raise ValueError
+
     def compiles() -> int:
-        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) if fails else contextlib.nullcontext():
+            compiled = torch.compile(lambda x: x.sin(), backend=backend if fails else "aot_eager")
+            compiled(torch.ones(2, requires_grad=True)).sum().backward()
         return len(getattr(torch._dynamo.utils.get_metrics_context(), "_edits", []))
 
     found: list[int] = []

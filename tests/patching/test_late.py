@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.nursery import in_forked_process
+from tests.helpers.threads import in_fresh_process
 
 PROGRAM = """
 import sys, types, warnings
@@ -61,4 +62,22 @@ assert torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2)).tolist() =
 def test_gc_freeze_hides_nothing(before):
     """What ``gc.freeze()`` has put aside, as servers do before they fork, is protected, and restored."""
     done = in_forked_process(FROZEN.format(before=before))
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_module_takes_over_at_its_import_is_torchs_own_afterwards() -> None:
+    """The patches come before torch; ``torch._dynamo`` then imports names that are patched by then."""
+    done = in_fresh_process(
+        """
+        import safecompile.patch_all
+        import torch._dynamo
+        import safecompile
+
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        safecompile.uninstall()
+        for module in (torch._dynamo, torch._dynamo.eval_frame):
+            assert module._reset_guarded_backend_cache.__code__.co_filename == torch._dynamo.eval_frame.__file__, module
+            assert not hasattr(module.reset_code, "__code__"), module
+        """
+    )
     assert done.returncode == 0, done.stderr

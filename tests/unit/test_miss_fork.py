@@ -108,6 +108,46 @@ def test_a_data_loader_with_forked_workers() -> None:
     assert "done" in output.splitlines(), output  # torch may warn after it, where triton is missing, say
 
 
+CACHED_PROPERTY = """
+import functools, os, threading
+import torch
+import safecompile.patch_all
+
+parent, inside, go = os.getpid(), threading.Event(), threading.Event()
+
+class Kept:
+    @functools.cached_property
+    def value(self):
+        if os.getpid() == parent:
+            inside.set()
+            go.wait(30)
+        return 1.0
+
+def backend(graph, inputs):
+    Kept().value
+    return graph.forward
+
+def in_child():
+    assert Kept().value == 1.0
+
+thread = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2)), daemon=True)
+def start():
+    thread.start()
+    assert inside.wait(30)
+def finish(_):
+    go.set()
+    thread.join(20)
+    print("done")
+"""
+
+
+def test_fork_while_the_compiling_thread_has_the_lock_of_a_cached_property() -> None:
+    """Python 3.10 and 3.11 have one for each, which nobody in the child would ever free."""
+    result = in_forked_process(CACHED_PROPERTY + FORK)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "done" in result.stdout.splitlines(), result.stderr
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing(method: str) -> None:
     """A process started by multiprocessing compiles, whatever the parent's threads are doing."""
