@@ -19,6 +19,9 @@ ISOLATED: Table = {
         ),
         "torch._dynamo.utils._error_on_graph_break": "torch/_dynamo/utils.py: _get_error_on_graph_break",
         "torch._dynamo.trace_rules._force_inline_flag": "torch/_dynamo/trace_rules.py: check_verbose",
+        "torch._dynamo.utils.__safecompile_error_on_graph_break_anywhere__": (
+            "torch/_dynamo/utils.py: _get_error_on_graph_break"
+        ),
         "torch.compiler._is_compiling_flag": "torch/compiler/__init__.py: is_compiling",
         "torch.compiler._is_exporting_flag": "torch/compiler/__init__.py: is_exporting",
         "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": (
@@ -119,6 +122,10 @@ HARMLESS: Table = {
             "torch/_dynamo/symbolic_convert.py: InstructionTranslatorBase.log_graph_break"
         ),
         "torch._dynamo.utils._RUNTIME_METRICS_CONTEXT._metrics[]": (
+            "torch/_dynamo/utils.py: get_runtime_metrics_context"
+        ),
+        "torch._dynamo.utils._RUNTIME_METRICS_CONTEXT._metrics": "torch/_dynamo/utils.py: get_runtime_metrics_context",
+        "torch._dynamo.utils._RUNTIME_METRICS_CONTEXT._start_time_ns": (
             "torch/_dynamo/utils.py: get_runtime_metrics_context"
         ),
         "torch._dynamo.utils._compilation_metrics[]": "torch/_dynamo/utils.py: clear_compilation_metrics",
