@@ -1,4 +1,4 @@
-"""The README's picture: what comes of a cold start in plain torch, under locks by hand, and with the library."""
+"""The pictures: a cold start in plain torch, under locks and with the library; and the answers of a cold server."""
 
 from __future__ import annotations
 
@@ -65,10 +65,31 @@ def _drawn(rows: dict[str, dict[str, Any]], data: dict[str, Any], file: Path) ->
     return file
 
 
+def draw_server(file: Path) -> Path:
+    """Draws each answer of a result of ``serving``: when it was asked for, and how long it took."""
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in json.loads(file.read_text())["table"] if row.get("points")]
+    figure, grid = plt.subplots(1, len(rows), figsize=(1.9 * len(rows), 2.6), sharey=True, squeeze=False)
+    for axes, row in zip(grid[0], rows, strict=True):
+        asked, took = zip(*row["points"], strict=True)
+        axes.scatter(asked, took, s=3, rasterized=True, color=LIBRARY if "safe" in row["variant"] else OTHERS)
+        axes.set_yscale("log")
+        axes.set_title(row["variant"], fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0][0].set_ylabel("milliseconds to the answer")
+    figure.supxlabel("seconds since the start", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file.with_suffix(".svg"), metadata={"Date": None}, dpi=130)
+    plt.close(figure)
+    return file.with_suffix(".svg")
+
+
 def draw_all(folder: Path = RESULTS) -> list[Path]:
     """Draws what the results in ``folder`` allow; nothing without matplotlib."""
     try:
-        return [picture for file in sorted(folder.glob("cold_start-*.json")) if (picture := draw(file))]
+        drawn = [picture for file in sorted(folder.glob("cold_start-*.json")) if (picture := draw(file))]
+        return [*drawn, *map(draw_server, sorted(folder.glob("serving-*.json")))]
     except ImportError:
         say("no picture: matplotlib is not installed")
         return []
