@@ -419,6 +419,29 @@ def test_a_script_is_run_as_by_python(tmp_path: Path) -> None:
     assert json.loads(output.read_text()) == []
 
 
+def test_a_pool_that_nobody_shuts_down_is_waited_for(tmp_path: Path) -> None:
+    """Its work is done before the report, and its workers end, as at the end of Python."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, torch\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def work():\n"
+        "    time.sleep(0.2)\n"
+        "    torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))\n"
+        "pool = ThreadPoolExecutor(2)\n"
+        "pool.submit(work)\n"
+    )
+    done = in_fresh_process(
+        f"""
+        import sys
+        from safecompile.__main__ import main
+        sys.exit(main(["watch", {str(script)!r}]))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 compile, " in done.stderr
+
+
 @pytest.mark.parametrize(("line", "code"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit()", 0), ("sys.exit('no')", 1)])
 def test_the_scripts_exit_code(line: str, code: int, tmp_path: Path) -> None:
     """The exit code is the script's own."""

@@ -53,6 +53,10 @@ def _run(script: str, *, is_module: bool) -> int:
 
 def _join() -> None:
     """Waits for the threads that Python waits for at its end, however the script has ended."""
+    # First of all Python has the workers of pools that nobody has shut down, as Inductor's, do what is left and end.
+    for name in ("thread", "process"):
+        pools = sys.modules.get(f"concurrent.futures.{name}")
+        getattr(pools, "_python_exit", lambda: None)()
     me = threading.current_thread()
     while left := [one for one in threading.enumerate() if one is not me and one.is_alive() and not one.daemon]:
         for thread in left:
