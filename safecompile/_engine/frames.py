@@ -72,14 +72,12 @@ def contexts_of_the_call() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def region_strayed() -> int | None:
-    """Returns the region that this thread's call is for, if another thread has changed it since the call began."""
-    current = dynamo.region()
+def region_of_the_call() -> int:
+    """Returns the region that this thread's call is for. Up to torch 2.14 another thread's call may set another one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not retry.is_wrapper(frame.f_code):
         frame = frame.f_back
-    wanted = current if frame is None else dynamo.wanted_region(frame)
-    return None if wanted == current else wanted
+    return dynamo.region() if frame is None else dynamo.wanted_region(frame)
 
 
 def device_of(frame: Any) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._torch import cache, dynamo
+from .._torch import cache
 from . import cache_entries, returned
 
 
-def find(callback: Any, frame: Any) -> Any:
-    """Returns a compiled version that fits ``frame``, published or about to be, or None.
+def find(callback: Any, frame: Any, region: int) -> Any:
+    """Returns a compiled version that fits ``frame`` in this region, published or about to be, or None.
 
     It compares what torch's own look-up compares: the backend, the region, the guards.
     """
-    code, region, backend = frame.f_code, dynamo.region(), None
+    code, backend = frame.f_code, None
     about_to_be = [one for its_code, one in returned.about_to_be_published() if its_code is code]
     for entry in [*cache.cache_entries(code), *about_to_be]:
         made_for = cache_entries.what_for(entry.guard_manager)

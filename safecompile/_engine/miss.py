@@ -54,30 +54,31 @@ def on_miss(original: Any, callback: Any, frame: Any, cache_entry: Any, frame_st
     if frame_rules.is_disabled_in(sys._getframe(2)):
         return cache.left_alone_this_once()
     default_device.look()
-    strayed = frames.region_strayed()
-    if strayed is not None:
-        dynamo.set_region(strayed)
+    region = frames.region_of_the_call()
+    if region != dynamo.region():
+        dynamo.set_region(region)
         wrapper = frames.wrapper_above(sys._getframe(1))
         if wrapper is not None and retry.RETRIED not in wrapper.f_locals:
             raise Retry
-    call = _Call(original, callback, frame, cache_entry, frame_state)
+    call = _Call(original, callback, frame, cache_entry, frame_state, region)
     if lock._is_owned():
         return call.inside_a_compile()
     call.handle(lock)
-    strayed = None if call.outcome == "uncompiled" else frames.region_strayed()
-    if strayed is not None:
-        dynamo.set_region(strayed)  # torch publishes the entry in the region that is set now
+    if call.outcome != "uncompiled" and region != dynamo.region():
+        dynamo.set_region(region)  # torch publishes the entry in the region that is set now
     return call.result if call.entry is None else call.reuse()
 
 
 class _Call:
     """One miss that is being handled: what torch asked, what it has cost so far, and what came of it."""
 
-    def __init__(self, original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any) -> None:
+    def __init__(
+        self, original: Any, callback: Any, frame: Any, cache_entry: Any, frame_state: Any, region: int
+    ) -> None:
         self.original, self.callback, self.frame = original, callback, frame
         self.cache_entry, self.frame_state = cache_entry, frame_state
         self.code: CodeType = frame.f_code
-        self.region = dynamo.region()
+        self.region = region
         self.device = frames.device_of(frame)
         self.reverts: list[Any] = []
         self.entry: Any = None
@@ -94,7 +95,7 @@ class _Call:
         try:
             try:
                 while True:
-                    self.entry = find(self.callback, self.frame)
+                    self.entry = find(self.callback, self.frame, self.region)
                     if self.entry is not None:
                         break
                     if warming.some_are_closed:
@@ -154,7 +155,7 @@ class _Call:
 
     def inside_a_compile(self) -> Any:
         """Handles a miss in the middle of this thread's own compile: a backend that calls compiled code."""
-        self.entry, self.role = find(self.callback, self.frame), "leader"
+        self.entry, self.role = find(self.callback, self.frame, self.region), "leader"
         if self.entry is not None:
             return self.reuse()
         # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which
@@ -178,7 +179,7 @@ class _Call:
             if not has_it:
                 self.run_uncompiled()
                 return
-            self.entry = find(self.callback, self.frame)
+            self.entry = find(self.callback, self.frame, self.region)
             if self.entry is None:
                 self._trace(flight)
         finally:

@@ -156,7 +156,7 @@ class FakeTorch:
         patch.setattr(threads, "others_are_alive", lambda: True)
         patch.setattr(threads, "have_worked", lambda since: True)
         patch.setattr(open_compiles, "begin", lambda: None)  # torch's callback, which ends it, is not here
-        patch.setattr(frames, "region_strayed", lambda: None)
+        patch.setattr(frames, "region_of_the_call", lambda: -1)
         stand_in_threading = SimpleNamespace(get_ident=get_ident, Event=lambda: Event(self.scheduler))
         patch.setattr(limits, "why_it_waits", lambda callback, frame: None)
         for module in (miss, flights, limits, waits):

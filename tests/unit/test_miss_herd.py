@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from safecompile._torch import dynamo
 from tests.helpers.compiles import Counting, alone, plain_torch, together
+from tests.helpers.threads import ParkedBackend, run_threads
 
 SHAPES = range(3, 9)
 EAGER = 1000.0
@@ -109,3 +111,32 @@ def test_plain_torch_compiles_more_or_runs_eagerly() -> None:
             assert "not close" in str(error)  # a call ran eagerly
         else:
             assert counts > (1, 0)
+
+
+def test_the_region_of_another_call_while_a_thread_waits() -> None:
+    """What it waits for is in its own. Torch 2.13 and 2.14 keep the region in one variable of the process."""
+    backend = ParkedBackend()
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+
+    def other_region() -> None:
+        backend.wait_parked()
+        time.sleep(0.5)  # the others wait
+        backend.release()
+        while has_regions and not done.wait(0.0002):
+            dynamo.set_region(7)
+
+    def calls() -> None:
+        compiled(torch.zeros(2))
+        ended.release()
+
+    def tells() -> None:
+        for _ in range(4):
+            assert ended.acquire(timeout=30)
+        done.set()
+
+    has_regions = hasattr(torch._C._dynamo.eval_frame, "set_eval_frame_isolate_recompiles_id")
+    ended, done = threading.Semaphore(0), threading.Event()
+    run_threads([calls] * 4 + [other_region, tells])
+    if has_regions:
+        dynamo.set_region(-1)
+    assert backend.compiles == 1

@@ -37,7 +37,7 @@ def test_no_second_look_after_the_wait() -> None:
     """A follower that doesn't look again compiles again: caught."""
 
     def change(patch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-        patch.setattr(miss, "find", lambda callback, frame: None)
+        patch.setattr(miss, "find", lambda callback, frame, region: None)
 
     assert "compiled again" in str(first_trouble(change, THE_SAME))
 
