@@ -109,6 +109,9 @@ def test_exports_whose_ends_cross(side):
     assert (result(both) == [True, True]) == (side == "safe")
 
 
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # the log that torch 2.15's draft export leaves open
 @pytest.mark.parametrize("how", ["not strict", "strict", "draft", "decomposed"])
 def test_many_exports_at_once(installed, how):
     """Any number of exports of any kind may run at once."""
@@ -122,6 +125,7 @@ def test_many_exports_at_once(installed, how):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert run_threads([one] * 4, timeout_s=200) == [True] * 4
+        gc.collect()
 
 
 def test_a_first_call_beside_an_export(installed):
