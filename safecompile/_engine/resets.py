@@ -118,7 +118,7 @@ def begin_cold(code: CodeType, frame_state: dict[str, Any]) -> None:
 def _living(notes: dict[int, weakref.ref[CodeType]]) -> list[CodeType]:
     """Returns the functions in ``notes`` that are still there, and strikes the others off."""
     found = []
-    for ident, reference in list(notes.items()):
+    for ident, reference in notes.copy().items():
         code = reference()
         if code is not None:
             found.append(code)

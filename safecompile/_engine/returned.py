@@ -25,7 +25,7 @@ _numbers = itertools.count()
 def note(guarded: Any, code: CodeType) -> None:
     """Notes what a compile of ``code`` is about to return; forgets what is published by now."""
     guarded.__dict__["_safecompile_code"] = code
-    for number in [number for number, reference in list(notes.items()) if reference() is None]:
+    for number in [number for number, reference in notes.copy().items() if reference() is None]:
         notes.pop(number, None)
     notes[next(_numbers)] = weakref.ref(guarded)
 

@@ -78,18 +78,20 @@ def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
 class _SeeThrough(ast.NodeTransformer):
     """Turns ``id(value)`` into ``__safecompile_id__(value)``, and goes through a copy of the dictionary.
 
-    Dynamo puts what it compiles into the same dictionary, which must not change its size meanwhile.
+    Dynamo puts what it compiles into the same dictionary, which must not change its size meanwhile. A tuple of all items
+    would not do: one is made for each, where Python 3.11 may collect garbage, and so lose the GIL.
     """
 
     changed = False
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
-        copy = ast.parse("tuple(it)", mode="eval").body
-        copy.args = [node.iter]  # type: ignore[attr-defined]
-        for part in (copy, copy.func):  # type: ignore[attr-defined]
-            ast.copy_location(part, node.iter)
-        node.iter = copy
+        if not ast.unparse(node.iter).endswith(".items()"):
+            return node
+        dictionary: Any = node.iter.func  # type: ignore[attr-defined]
+        copied: Any = ast.parse("it.copy()", mode="eval").body
+        copied.func.value = dictionary.value
+        dictionary.value = rewriting.located(copied, dictionary.value)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

@@ -96,7 +96,7 @@ def apply_for(callback: Any = None, dynamic_of_the_call: Callable[[], bool | Non
 def _wanted(callback: Any) -> dict[Key, tuple[Any, Any]]:
     taken = _taken.get(id(callback))
     wanted = {} if taken is None or taken.thread is identity.of_this_thread() else dict(taken.values)
-    for key, newest in list(_newest.items()):
+    for key, newest in _newest.copy().items():
         note: _Note | None = newest
         while note is not None and (
             note.thread is identity.of_this_thread() or (note.task is not None and note.task() is None)

@@ -142,7 +142,7 @@ def wrapped_for_another_thread(code: CodeType, dictionary: dict[str, Any]) -> st
     """Returns a name used by ``code`` that only other threads' traces have wrapped in its globals, or None."""
     me = threading.get_ident()
     names = {
-        name for (owner, name), slot in list(in_place.items()) if owner == id(dictionary) and me not in slot.stacks
+        name for (owner, name), slot in in_place.copy().items() if owner == id(dictionary) and me not in slot.stacks
     }
     used = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"} if names else set()
     return min(names & used, default=None)

@@ -119,7 +119,7 @@ RESET_BACKENDS = "_reset_guarded_backend_cache"
 def reset_backends() -> None:
     """Does what torch's function does, beside threads that add backends: these are reset now, or stay for the next."""
     there = sys.modules[EVAL_FRAME].cached_backends
-    now = list(there.items())
+    now = list(there.copy().items())
     for _, backend in now:
         if hasattr(backend, "reset"):
             backend.reset()

@@ -14,7 +14,7 @@ import torch.fx
 
 from safecompile import install
 from tests.helpers.nursery import in_forked_process
-from tests.helpers.threads import ParkedBackend
+from tests.helpers.threads import ParkedBackend, in_fresh_process
 
 WAIT_S = 30.0
 
@@ -244,3 +244,37 @@ def test_the_orders_are_all_there():
     for count, number in ((1, 1), (2, 3), (3, 15), (4, 105)):
         found = [tuple(order) for order in orders(count)]
         assert len(set(found)) == len(found) == number
+
+
+GROWING = """
+    import gc
+    import torch
+    import safecompile.patch_all
+
+    class Garbage:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            globals()[f"late_{len(globals())}"] = 1
+
+    def function(x):
+        return x + 1
+
+    torch.fx.symbolic_trace(function)
+    globals().update({f"name_{number}": number for number in range(3000)})
+    for number in range(60):
+        gc.collect()
+        for _ in range(3):
+            Garbage()
+        gc.set_threshold(400 + 40 * number, 1, 1)
+        torch.fx.symbolic_trace(function)
+        gc.set_threshold(100000)
+    print("right")
+"""
+
+
+def test_a_file_whose_variables_grow_while_a_trace_goes_through_them():
+    """As where another thread's compile puts its code there, while a collection of garbage has lost the GIL."""
+    done = in_fresh_process(GROWING)
+    assert done.stdout == "right\n", done.stderr
