@@ -78,7 +78,7 @@ def _patched_wrapping(original: Callable[[Any], None]) -> Callable[[Any], None]:
 class _SeeThrough(ast.NodeTransformer):
     """Turns ``id(value)`` into ``__safecompile_id__(value)``, and goes through a copy of the dictionary.
 
-    Dynamo puts what it compiles into the same dictionary, which must not change its size meanwhile. A tuple of all items
+    Dynamo puts what it compiles into the same dictionary, whose size must not change meanwhile. A tuple of all items
     would not do: one is made for each, where Python 3.11 may collect garbage, and so lose the GIL.
     """
 
