@@ -1,4 +1,4 @@
-"""torch._dynamo.reset() while other threads run compiled code: it takes effect, and nothing is freed under a thread.
+"""torch.compiler.reset() while other threads run compiled code: it takes effect, and nothing is freed under a thread.
 
 ``reset_code`` frees what torch's C code knows of a function, while other threads have pointers into it: in the middle
 of a miss, and in the look-up of a warm call, which gives the GIL up at each entry (a crash, 2.5-2.15). So with other

@@ -105,7 +105,7 @@ class _WrapperPatch(ClosurePatch):
 
 
 def patches_of_eval_frame(module: ModuleType) -> list[Patch]:
-    """Returns the patches for ``torch._dynamo.eval_frame``; changes nothing."""
+    """Returns the patches for the module that wraps compiled functions; changes nothing."""
     call = dynamo.context_class(module).__call__
     change = _AddHandler()
     code = rewriting.recompiled(call, change.visit)

@@ -116,7 +116,7 @@ class _AutogradOnThisThread(ast.NodeTransformer):
 
 
 def patches_of_symbolic_trace(module: ModuleType) -> list[Patch]:
-    """Returns the patches for ``torch.fx._symbolic_trace``; changes nothing."""
+    """Returns the patches for the module of FX's traces; changes nothing."""
     patcher, searching, in_trace = torch_fx.parts_of_a_trace(module)
     see_through = _SeeThrough()
     search = rewriting.recompiled(searching, see_through.visit)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from safecompile._common import waits
 from safecompile._torch import dynamo
 from tests.helpers.compiles import Counting, alone, plain_torch, together
 from tests.helpers.threads import ParkedBackend, run_threads
@@ -113,30 +114,19 @@ def test_plain_torch_compiles_more_or_runs_eagerly() -> None:
             assert counts > (1, 0)
 
 
-def test_the_region_of_another_call_while_a_thread_waits() -> None:
+def test_the_region_of_another_call_while_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it waits for is in its own. Torch 2.13 and 2.14 keep the region in one variable of the process."""
-    backend = ParkedBackend()
+    if not hasattr(torch._C._dynamo.eval_frame, "set_eval_frame_isolate_recompiles_id"):
+        pytest.skip("this torch has no isolate_recompiles")
+    wait, backend = waits.wait, ParkedBackend()
+
+    def wait_and_be_overtaken(*args: Any) -> bool:
+        is_over = wait(*args)
+        dynamo.set_region(7)  # as another thread's call does that begins or ends now
+        return is_over
+
+    monkeypatch.setattr(waits, "wait", wait_and_be_overtaken)
     compiled = torch.compile(lambda x: x + 1, backend=backend)
-
-    def other_region() -> None:
-        backend.wait_parked()
-        time.sleep(0.5)  # the others wait
-        backend.release()
-        while has_regions and not done.wait(0.0002):
-            dynamo.set_region(7)
-
-    def calls() -> None:
-        compiled(torch.zeros(2))
-        ended.release()
-
-    def tells() -> None:
-        for _ in range(4):
-            assert ended.acquire(timeout=30)
-        done.set()
-
-    has_regions = hasattr(torch._C._dynamo.eval_frame, "set_eval_frame_isolate_recompiles_id")
-    ended, done = threading.Semaphore(0), threading.Event()
-    run_threads([calls] * 4 + [other_region, tells])
-    if has_regions:
-        dynamo.set_region(-1)
+    run_threads([lambda: compiled(torch.zeros(2))] * 4 + [lambda: backend.release_after(0.5)])
+    dynamo.set_region(-1)
     assert backend.compiles == 1
