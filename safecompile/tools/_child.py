@@ -88,8 +88,10 @@ def run_child(workload: str, side: str, plan: Plan, progress: Callable[[Row, flo
     Whatever ends this function, Ctrl-C included, ends the child and the processes that the child has started.
     """
     row = Row(workload, side)
-    cache = plan.folder / f"{workload}-{side}.cache"
-    log = plan.folder / f"{workload}-{side}.log"
+    name = f"{workload}-{side}".replace(
+        " ", "-"
+    )  # a space in the cache's path is more than Inductor's C++ compile can do
+    cache, log = plan.folder / f"{name}.cache", plan.folder / f"{name}.log"
     ready = plan.folder / "warm-up-plain.cache"
     if ready.exists() and ready != cache:
         shutil.copytree(ready, cache)

@@ -216,3 +216,10 @@ def test_the_report_is_json_with_the_state_of_each_family() -> None:
     assert document["problem"] is None
     assert document["families"]["miss"]["state"] == document["families"]["fx"]["state"] == "on"
     assert document["totals"]["compiles"] == 1
+
+
+def test_a_server_that_never_waits_raises_nothing():
+    """Its calls run uncompiled while one thread compiles."""
+    done = _run("demo", "--workload", "server", "--side", "safe", "--device", "cpu", "--json", timeout_s=300)
+    rows = {row["side"]: (row["outcome"], row["raised"], row["compiles"]) for row in json.loads(done.stdout)["rows"]}
+    assert rows == {"safe": ("finished", 0, 1), "no wait": ("finished", 0, 1)}
