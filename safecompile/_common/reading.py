@@ -19,7 +19,10 @@ _PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
 def is_a(value: Any, kind: type) -> bool:
     """Tells whether the type of ``value`` is ``kind`` or derived from it, whatever ``__class__`` says."""
-    return any(one is kind for one in _bases(type(value)))
+    for one in _bases(type(value)):  # noqa: SIM110 - any() takes three times as long, and a miss asks this often
+        if one is kind:
+            return True
+    return False
 
 
 def of_class(value: Any, name: str) -> Any:

@@ -25,7 +25,7 @@ def wrapper_above(frame: FrameType | None) -> FrameType | None:
     """Returns the frame of torch's wrapper if nothing of the user's has run between it and the frame that missed."""
     while frame is not None:
         code = frame.f_code
-        if retry.is_wrapper(code):
+        if code is retry.wrapper:
             return frame
         if frame_rules.is_module_call(code):
             if arguments.has_hooks(frame.f_locals["self"]):
@@ -55,28 +55,31 @@ def being_compiled() -> tuple[CodeType, str]:
     return sys._getframe(1).f_code, "cpu"  # compiled while the patches were out
 
 
+def _next_wrapper(frame: FrameType | None) -> FrameType | None:
+    """Returns the frame of torch's wrapper that is the first from ``frame`` up, or None."""
+    wrapper = retry.wrapper
+    while frame is not None and frame.f_code is not wrapper:
+        frame = frame.f_back
+    return frame
+
+
 def dynamic_of_the_call() -> bool | None:
     """Returns what ``dynamic=`` was for the compiled function that this thread is calling, or None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not retry.is_wrapper(frame.f_code):
-        frame = frame.f_back
+    frame = _next_wrapper(sys._getframe(1))
     return None if frame is None else dynamo.dynamic_of(frame)
 
 
 def contexts_of_the_call() -> Iterator[Any]:
     """Yields the contexts of the compiled functions that this thread is calling, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = _next_wrapper(sys._getframe(1))
     while frame is not None:
-        if retry.is_wrapper(frame.f_code):
-            yield dynamo.context_in(frame)
-        frame = frame.f_back
+        yield dynamo.context_in(frame)
+        frame = _next_wrapper(frame.f_back)
 
 
 def region_of_the_call() -> int:
     """Returns the region that this thread's call is for. Up to torch 2.14 another thread's call may set another one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not retry.is_wrapper(frame.f_code):
-        frame = frame.f_back
+    frame = _next_wrapper(sys._getframe(1))
     return dynamo.region() if frame is None else dynamo.wanted_region(frame)
 
 

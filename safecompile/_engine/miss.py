@@ -136,6 +136,11 @@ class _Call:
 
     def wait_for(self, flight: Flight) -> bool:
         """Waits until ``flight`` is over; tells whether it is, or this call's time. This thread holds no lock."""
+        limit_s = self.limit.left_s()
+        if limit_s == 0.0:
+            if flight.is_abandoned():
+                flight.close()
+            return flight.done.is_set()
         assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
         kernel_gates.assert_none_held("the result of another thread's compile")
         began, warned = monotonic(), False
@@ -147,7 +152,6 @@ class _Call:
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
         what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)
-        limit_s = self.limit.left_s()
         is_over = waits.wait(flight.ended, look, what, limit_s)
         self.waited_s += monotonic() - began
         what.is_over()
@@ -174,7 +178,9 @@ class _Call:
         kernel_gates.assert_none_held("the compile lock")
         began = monotonic()
         try:
-            has_it = lock.acquire(blocking=False) or wait_for_lock(lock, self.code, self.device, self.limit.left_s())
+            has_it = lock.acquire(blocking=False)
+            if not has_it and (limit_s := self.limit.left_s()) != 0.0:
+                has_it = wait_for_lock(lock, self.code, self.device, limit_s)
             self.waited_s += monotonic() - began
             if not has_it:
                 self.run_uncompiled()

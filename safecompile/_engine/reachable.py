@@ -58,8 +58,12 @@ def _objects_in(frame: Any) -> list[Any]:
     return objects
 
 
+#: What most arguments are, and what never leads to a function.
+_LEADS_NOWHERE: Final = frozenset({type(None), bool, int, float, str, tuple, list, dict})
+
+
 def _may_lead_on(value: Any) -> bool:
-    if value is None or arguments.is_tensor(value):
+    if type(value) in _LEADS_NOWHERE or arguments.is_tensor(value):
         return False
     return (
         type(value) in (FunctionType, functools.partial)

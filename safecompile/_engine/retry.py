@@ -85,22 +85,17 @@ class _AddHandler(ast.NodeTransformer):
         return ast.copy_location(again, call)
 
 
-#: The code of torch's wrapper that catches a retry, since the patch went in. Replaced as a whole.
-_wrappers: tuple[CodeType, ...] = ()
-
-
-def is_wrapper(code: CodeType) -> bool:
-    """Tells whether this is the code of torch's wrapper that catches a retry."""
-    # By identity: code that Dynamo has made may have constants that can't be hashed.
-    return any(code is one for one in _wrappers)
+#: The code of torch's wrapper that catches a retry, since the patch went in. To be compared by identity: code that
+#: Dynamo has made may have constants that can't be hashed.
+wrapper: CodeType | None = None
 
 
 class _WrapperPatch(ClosurePatch):
     """Gives each wrapper that torch has made the other code."""
 
     def apply(self) -> None:
-        global _wrappers
-        _wrappers = (self.new,)
+        global wrapper
+        wrapper = self.new
         super().apply()
 
 

@@ -152,7 +152,7 @@ class FakeTorch:
         }.items():
             (module,) = [one for one in (dynamo, cache, frame_rules, eager) if name in vars(one)]
             patch.setattr(module, name, stand_in)
-        patch.setattr(retry, "_wrappers", (FakeTorch.call.__code__, FakeTorch.resume.__code__))
+        patch.setattr(retry, "wrapper", FakeTorch.call.__code__)
         patch.setattr(threads, "others_are_alive", lambda: True)
         patch.setattr(threads, "have_worked", lambda since: True)
         patch.setattr(open_compiles, "begin", lambda: None)  # torch's callback, which ends it, is not here
@@ -168,20 +168,18 @@ class FakeTorch:
     def code_of(self, name: str) -> CodeType:
         return self.codes.setdefault(name, (lambda: None).__code__.replace(co_name=name))
 
-    def call(self, name: str, shape: int, device: str = "cpu") -> Any:
+    def call(self, name: str, shape: int, device: str = "cpu", *, has_run: bool = False) -> Any:
         """Calls a compiled function, as torch's wrapper does after _retry has changed it."""
         while True:
             try:
-                return self._evaluate(name, shape, device)
+                return (self._after_a_graph_break if has_run else self._evaluate)(name, shape, device)
             except miss.Retry:
+                assert not has_run, "a frame that had run was to be run again"
                 __safecompile_retried__ = True  # noqa: F841 - the engine looks for it
 
     def resume(self, name: str, shape: int, device: str = "cpu") -> Any:
         """Calls a compiled function from a frame in which something of the user's has run."""
-        try:
-            return self._after_a_graph_break(name, shape, device)
-        except miss.Retry:
-            raise AssertionError("a frame that had run was to be run again") from None
+        return self.call(name, shape, device, has_run=True)
 
     def _after_a_graph_break(self, name: str, shape: int, device: str) -> Any:
         self.side_effects += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +95,20 @@ def test_a_follower_runs_uncompiled_this_once(misses: list[events.Miss], caplog:
     mine = [one for one in misses if one.outcome == "uncompiled"]
     assert [(one.function, one.device, one.role) for one in mine] == [("told", "cpu", "follower")] * 3
     assert sum("runs uncompiled on cpu" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_flight_whose_leader_has_left_is_no_reason_to_run_uncompiled() -> None:
+    """Nor with a limit of 0: that thread has left the compile, and will never end it (an error at the wrong moment)."""
+
+    def leads() -> flights.Flight:
+        key = (id(told.__code__), "cpu")
+        return flights.flights.setdefault(key, flights.Flight(key, told.__code__, sys._getframe()))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leads).result()
+    backend = ParkedBackend(parked=False)
+    assert not is_eager(safe_compile(told, backend=backend, max_wait_s=0.0)(X))
+    assert backend.compiles == 1
 
 
 def test_a_thread_that_needs_the_lock_runs_uncompiled() -> None:
