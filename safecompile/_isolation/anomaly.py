@@ -18,6 +18,7 @@ from .._patching import rewriting
 from .._patching.families import Part
 from .._patching.patches import AttributePatch, CodePatch, Patch
 from .._torch import autograd as host
+from .._torch.dynamo import TRACE_RULES
 
 _RECORDING = "__safecompile_recording__"
 
@@ -165,6 +166,25 @@ def patches_of_anomaly_mode(_: ModuleType) -> list[Patch]:
     return [AttributePatch(host.torch(), name, function) for name, function in names]
 
 
+class _RulesPatch(AttributePatch):
+    """Exchanges Dynamo's rules, of which it may have made a table already."""
+
+    def apply(self) -> None:
+        super().apply()
+        host.forget_rules(self.owner)
+
+    def revert(self) -> str | None:
+        told = super().revert()
+        host.forget_rules(self.owner)
+        return told
+
+
+def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
+    """Returns the patch by which Dynamo takes the functions that tell the mode for torch's; changes nothing."""
+    names = [f"{__name__}.{function.__name__}" for function in (_is_enabled, _is_check_nan_enabled)]
+    return [_RulesPatch(module, *host.with_rules_for(module, names))]
+
+
 @forks.in_child
 def after_fork_in_child() -> None:
     """Forgets the traces of threads that the child does not have."""
@@ -178,4 +198,5 @@ def after_fork_in_child() -> None:
 PARTS: Final = (
     Part("anomaly mode", host.ANOMALY_MODULE, patches_of_anomaly_mode),
     Part("anomaly mode", host.AOT_AUTOGRAD, patches_of_aot_autograd),
+    Part("anomaly mode", TRACE_RULES, patches_of_trace_rules),
 )

@@ -77,6 +77,9 @@ AOT_AUTOGRAD = "torch._functorch.aot_autograd"
 #: The names in ``torch`` of what tells whether anomaly mode is on, and whether it looks for NaNs; of what sets both.
 ANOMALY_MODE = ("is_anomaly_enabled", "is_anomaly_check_nan_enabled", "set_anomaly_enabled")
 
+#: Dynamo's rules by name: a list of dictionaries, from which it makes a table at the first compile (2.7-2.15).
+_RULES = "torch_name_rule_map"
+
 #: Where the traces of joint graphs turn it on: 2.9+, before.
 _TRACES_OF_JOINT_GRAPHS = (
     "torch._functorch._aot_autograd.graph_capture_wrappers",
@@ -122,3 +125,14 @@ def users_of_anomaly_mode() -> tuple[ModuleType, list[FunctionType]]:
 def _mentions(code: CodeType, name: str) -> bool:
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return name in code.co_names or any(_mentions(one, name) for one in inner)
+
+
+def with_rules_for(trace_rules: ModuleType, names: list[str]) -> tuple[str, list[Any]]:
+    """Returns the name of Dynamo's rules, and those with ``names``: functions that are traced as torch's in C are."""
+    like_torchs = dict.fromkeys(names, trace_rules.TorchInGraphFunctionVariable)
+    return _RULES, [*getattr(trace_rules, _RULES), like_torchs]
+
+
+def forget_rules(trace_rules: ModuleType) -> None:
+    """Has Dynamo make its table of rules anew when it next needs one."""
+    trace_rules.get_torch_obj_rule_map.cache_clear()

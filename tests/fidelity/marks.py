@@ -54,6 +54,7 @@ MARKS: tuple[Mark, ...] = (
             "introspection/names_in",
             "stances/looked_at",
             "export/an_export_that_fails[not strict]",
+            "settings/for_a_while_in_compiled_code[default device]",
         ),
         "what looks at torch's own functions, modules and frames sees the library there",
         known_issue="Where the library can be seen",
@@ -76,6 +77,7 @@ MARKS: tuple[Mark, ...] = (
         "beside another thread a reset leaves a bare entry",
         BESIDE,
         known_issue="Resets beside running calls",
+        chance=True,
     ),
     Mark(
         ("settings/changed_by_a_backend[threads]",),

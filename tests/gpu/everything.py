@@ -60,7 +60,7 @@ def suites(half):
                 "--time-limit",
                 "60",
                 "--least-s",
-                "25",
+                "70",
             ],
             150,
         ),

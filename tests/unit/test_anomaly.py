@@ -140,3 +140,16 @@ def test_a_trace_sees_what_it_has_set(installed):
     compiles(sets)
     assert seen == [(True, False), (False, True)]
     assert mode() == (torch._C.is_anomaly_enabled(), torch._C.is_anomaly_check_nan_enabled()) == (False, True)
+
+
+def test_dynamo_takes_what_tells_it_for_torchs_own(side):
+    """A compiled function that asks breaks its graph for the reason that it has in plain torch."""
+    reasons = torch._dynamo.utils.counters["graph_break"]
+    reasons.clear()
+
+    def asks(x):
+        return x + 1, mode()
+
+    torch.compile(asks, backend="eager")(torch.ones(2))
+    assert any("non-Tensor" in reason for reason in reasons), dict(reasons)
+    assert not any("skipped" in reason for reason in reasons), dict(reasons)
