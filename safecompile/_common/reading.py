@@ -13,8 +13,9 @@ from typing import Any, Final
 _bases: Final = vars(type)["__mro__"].__get__
 _namespace: Final = vars(type)["__dict__"].__get__
 
-#: The types whose ``==`` is the interpreter's own, and looks at nothing else.
-_PLAIN: Final = (bool, int, float, str, bytes, type(None))
+#: The types whose ``==`` is the interpreter's own, and looks at nothing else. Their ids: a user's type may have an ``==``
+#: and a hash of its own.
+_PLAIN: Final = frozenset(map(id, (bool, int, float, str, bytes, type(None))))
 
 
 def is_a(value: Any, kind: type) -> bool:
@@ -37,7 +38,7 @@ def of_class(value: Any, name: str) -> Any:
 def dictionary(value: Any) -> dict[str, Any]:
     """Returns the attributes of ``value`` itself; an empty dictionary if it has none, or makes up its own."""
     descriptor = of_class(value, "__dict__")
-    if type(descriptor) not in (GetSetDescriptorType, MemberDescriptorType):
+    if type(descriptor) is not GetSetDescriptorType and type(descriptor) is not MemberDescriptorType:
         return {}
     found = descriptor.__get__(value)
     return found if type(found) is dict else {}
@@ -61,7 +62,7 @@ def same(one: Any, other: Any, like_dictionaries: tuple[type, ...] = ()) -> bool
     kind = type(one)
     if kind is not type(other):
         return False
-    if kind in _PLAIN:
+    if id(kind) in _PLAIN:
         return bool(one == other)
     if kind is MethodType:
         return one.__self__ is other.__self__ and one.__func__ is other.__func__

@@ -21,7 +21,8 @@ _CONTAINERS_AT_MOST: Final = 1000
 #: How Python says that a container has changed while it went through it.
 _WHILE_ITERATING: Final = ("during iteration", "mutated during iteration")
 
-_TYPES: Final = (dict, list, set, OrderedDict, deque)
+#: By their ids: a user's type may have an ``==`` and a hash of its own.
+_TYPES: Final = frozenset(map(id, (dict, list, set, OrderedDict, deque)))
 
 
 def keep_changing(frame: Any, seen: list[Any], error: BaseException) -> bool:
@@ -52,7 +53,7 @@ def look(frame: Any) -> list[Any]:
 
 def _content(value: Any) -> Iterable[Any]:
     """Returns what a container of Python's own holds, keys too, or what the attributes of another object are."""
-    if type(value) not in _TYPES:
+    if id(type(value)) not in _TYPES:
         try:
             value = object.__getattribute__(value, "__dict__")
         except AttributeError:

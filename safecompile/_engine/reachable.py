@@ -58,15 +58,17 @@ def _objects_in(frame: Any) -> list[Any]:
     return objects
 
 
-#: What most arguments are, and what never leads to a function.
-_LEADS_NOWHERE: Final = frozenset({type(None), bool, int, float, str, tuple, list, dict})
+#: What most arguments are, and what never leads to a function: the ids of types, since a user's type may have an ``==``
+#: and a hash of its own.
+_LEADS_NOWHERE: Final = frozenset(map(id, (type(None), bool, int, float, str, tuple, list, dict)))
 
 
 def _may_lead_on(value: Any) -> bool:
-    if type(value) in _LEADS_NOWHERE or arguments.is_tensor(value):
+    if id(type(value)) in _LEADS_NOWHERE or arguments.is_tensor(value):
         return False
     return (
-        type(value) in (FunctionType, functools.partial)
+        type(value) is FunctionType
+        or type(value) is functools.partial
         or arguments.is_module(value)
         or type(reading.of_class(value, "__call__")) is FunctionType
         or bool(reading.dictionary(value) and not reading.is_a(value, ModuleType))
@@ -162,4 +164,4 @@ def _attribute(owner: Any, name: str) -> Iterator[Any]:
 
 
 def _values(found: Any) -> list[Any]:
-    return list(found.values()) if type(found) in (dict, OrderedDict) else []
+    return list(found.values()) if type(found) is dict or type(found) is OrderedDict else []

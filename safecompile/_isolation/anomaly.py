@@ -166,23 +166,32 @@ def patches_of_anomaly_mode(_: ModuleType) -> list[Patch]:
     return [AttributePatch(host.torch(), name, function) for name, function in names]
 
 
-class _RulesPatch(AttributePatch):
-    """Exchanges Dynamo's rules, of which it may have made a table already."""
+class _RulesPatch:
+    """Adds rules for the functions that tell the mode to Dynamo's, and to the table that it may have made of them."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._rule = module, host.rule_of_functions_in_c(module)
+        self._functions = (_is_enabled, _is_check_nan_enabled)
+        self._by_name = {f"{__name__}.{function.__name__}": self._rule for function in self._functions}
 
     def apply(self) -> None:
-        super().apply()
-        host.forget_rules(self.owner)
+        host.rules(self._module).append(self._by_name)
+        table = host.table_of_rules(self._module)
+        for function in self._functions:
+            table[function] = self._rule
 
     def revert(self) -> str | None:
-        told = super().revert()
-        host.forget_rules(self.owner)
-        return told
+        rules = host.rules(self._module)
+        rules[:] = [one for one in rules if one is not self._by_name]
+        table = host.table_of_rules(self._module)
+        for function in self._functions:
+            table.pop(function, None)
+        return None
 
 
 def patches_of_trace_rules(module: ModuleType) -> list[Patch]:
     """Returns the patch by which Dynamo takes the functions that tell the mode for torch's; changes nothing."""
-    names = [f"{__name__}.{function.__name__}" for function in (_is_enabled, _is_check_nan_enabled)]
-    return [_RulesPatch(module, *host.with_rules_for(module, names))]
+    return [_RulesPatch(module)]
 
 
 @forks.in_child

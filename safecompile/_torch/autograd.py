@@ -127,12 +127,19 @@ def _mentions(code: CodeType, name: str) -> bool:
     return name in code.co_names or any(_mentions(one, name) for one in inner)
 
 
-def with_rules_for(trace_rules: ModuleType, names: list[str]) -> tuple[str, list[Any]]:
-    """Returns the name of Dynamo's rules, and those with ``names``: functions that are traced as torch's in C are."""
-    like_torchs = dict.fromkeys(names, trace_rules.TorchInGraphFunctionVariable)
-    return _RULES, [*getattr(trace_rules, _RULES), like_torchs]
+def rules(trace_rules: ModuleType) -> list[dict[str, Any]]:
+    """Returns Dynamo's rules by name."""
+    found: list[dict[str, Any]] = getattr(trace_rules, _RULES)
+    return found
 
 
-def forget_rules(trace_rules: ModuleType) -> None:
-    """Has Dynamo make its table of rules anew when it next needs one."""
-    trace_rules.get_torch_obj_rule_map.cache_clear()
+def table_of_rules(trace_rules: ModuleType) -> dict[Any, Any]:
+    """Returns the table that Dynamo has made of its rules, and that users add to; an empty one if it has not yet."""
+    made = trace_rules.get_torch_obj_rule_map
+    table: dict[Any, Any] = made() if made.cache_info().currsize else {}
+    return table
+
+
+def rule_of_functions_in_c(trace_rules: ModuleType) -> Any:
+    """Returns the rule by which a function of torch's is part of a graph."""
+    return trace_rules.TorchInGraphFunctionVariable

@@ -71,6 +71,7 @@ MARKS: tuple[Mark, ...] = (
         BESIDE,
         ("2.9.1", "2.13.0"),
         known_issue="Skipping guards beside other threads",
+        chance=True,
     ),
     Mark(
         ("memory/entries[twice]",),

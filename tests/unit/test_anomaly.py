@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch._dynamo
 
+from tests.helpers.threads import in_fresh_process
+
 from .test_switches import Pause, beside
 
 waits: list[Pause] = []
@@ -153,3 +155,27 @@ def test_dynamo_takes_what_tells_it_for_torchs_own(side):
     torch.compile(asks, backend="eager")(torch.ones(2))
     assert any("non-Tensor" in reason for reason in reasons), dict(reasons)
     assert not any("skipped" in reason for reason in reasons), dict(reasons)
+
+
+def test_rules_that_others_have_added_stay():
+    """Dynamo's table of rules holds what torch and users add while they run: an installation takes none of it away."""
+    found = in_fresh_process(
+        """
+        import torch, torch._dynamo
+        from torch._dynamo import trace_rules
+
+        def polyfills():
+            table = trace_rules.get_torch_obj_rule_map()
+            return sum(rule.__name__ == "PolyfilledFunctionVariable" for rule in table.values())
+
+        print(polyfills())
+        import safecompile
+        safecompile.install()
+        print(polyfills())
+        safecompile.uninstall()
+        print(polyfills())
+        """
+    )
+    before, with_the_library, after = map(int, found.stdout.split())
+    assert before > 20
+    assert before == with_the_library == after

@@ -363,3 +363,38 @@ def counted_event(waits: list[object]) -> Any:
             return super().wait(timeout)
 
     return Event
+
+
+class _Compared(type):
+    """The type of a user's class, with an ``==`` of its own, and so without a hash."""
+
+    calls = 0
+
+    def __eq__(cls, other: object) -> bool:
+        _Compared.calls += 1
+        return cls is other
+
+
+class _Argument(metaclass=_Compared):
+    """What a function gets, and does not look at."""
+
+
+def with_an_object(x: torch.Tensor, _: Any) -> torch.Tensor:
+    return told(x)
+
+
+def test_the_look_through_what_is_called_compares_no_type_of_the_users() -> None:
+    """Whether a call may run uncompiled is found out without its ``==``, and a type without a hash is no error."""
+    argument = _Argument()
+    backend = ParkedBackend()
+    compiled = safe_compile(with_an_object, backend=backend, dynamic=False, max_wait_s=0.0)
+    leader = threading.Thread(target=compiled, args=(X, argument), daemon=True)
+    leader.start()
+    backend.wait_parked()
+    try:
+        before = _Compared.calls
+        assert is_eager(compiled(X, argument))
+        assert _Compared.calls == before
+    finally:
+        backend.release()
+        leader.join(60)
