@@ -13,8 +13,8 @@ from typing import Any, Final
 _bases: Final = vars(type)["__mro__"].__get__
 _namespace: Final = vars(type)["__dict__"].__get__
 
-#: The types whose ``==`` is the interpreter's own, and looks at nothing else. Their ids: a user's type may have an ``==``
-#: and a hash of its own.
+#: The ids of the types whose ``==`` is the interpreter's own, and looks at nothing else. Not the types: a type of the
+#: user's may have an ``==`` and a hash of its own.
 _PLAIN: Final = frozenset(map(id, (bool, int, float, str, bytes, type(None))))
 
 

@@ -7,29 +7,31 @@ import inspect
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Final
 
 from .dynamo import EVAL_FRAME, TRACE_RULES, loaded
 
-#: Files outside of torch, a function of which Dynamo does not leave alone: it goes by files there. In torch it goes by
-#: the function's name, too. Asking it takes as long as all else that is asked at a miss. Each use is one operation.
+#: Files outside of torch, and Dynamo's own with the frame that it puts around a module, a function of which Dynamo does
+#: not leave alone: it goes by files there, and asking it takes as long as all else that is asked at a miss. Each use is
+#: one operation.
 _traced_files: set[str] = set()
-_traced_functions: set[tuple[str, str]] = set()
 
 
 def is_skipped(frame: Any) -> bool:
     """Tells whether Dynamo leaves this frame alone by its rules (torch's own files and the like)."""
     code = frame.f_code
-    if code.co_filename in _traced_files or (code.co_filename, code.co_name) in _traced_functions:
+    if code.co_filename in _traced_files:
         return False
     check = sys.modules[TRACE_RULES].check
     # torch 2.13+ looks at the frame as well: it compiles torch.nn's own forwards. Drop when min torch > 2.12.
     skipped = bool(check(code, frame=frame) if "frame" in _parameters(check) else check(code))
-    if not skipped and not code.co_filename.startswith(_torchs_folder()):
+    if not skipped and (not code.co_filename.startswith(_torchs_folder()) or code.co_filename.endswith(_AROUND)):
         _traced_files.add(code.co_filename)
-    elif not skipped and code.co_name != "forward":  # of which it looks at the module's hooks as well
-        _traced_functions.add((code.co_filename, code.co_name))
     return skipped
+
+
+#: The end of the path of the file with ``wrap_inline``.
+_AROUND: Final = os.path.join("torch", "_dynamo", "external_utils.py")
 
 
 @functools.cache
