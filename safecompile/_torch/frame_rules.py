@@ -31,7 +31,7 @@ def is_skipped(frame: Any) -> bool:
 
 
 #: The end of the path of the file with ``wrap_inline``.
-_AROUND: Final = os.path.join("torch", "_dynamo", "external_utils.py")
+_AROUND: Final = os.sep.join(("torch", "_dynamo", "external_utils.py"))
 
 
 @functools.cache
