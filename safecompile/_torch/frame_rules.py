@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ def is_skipped(frame: Any) -> bool:
 
 
 #: The end of the path of the file with ``wrap_inline``.
-_AROUND: Final = os.sep.join(("torch", "_dynamo", "external_utils.py"))
+_AROUND: Final = str(Path("torch", "_dynamo", "external_utils.py"))
 
 
 @functools.cache
