@@ -100,6 +100,7 @@ ELSEWHERE = {
         "triton_keys",
     ),
     "between imports": ("first_uses",),
+    "what Dynamo takes for torch's own": ("anomaly.patches_of_trace_rules",),
     "objects that threads share": ("data_parallel", "switches.patches_of_autograd_graph"),
     "with another value than the process's in each context": ("settings", "scoped_assignments"),
 }
