@@ -60,6 +60,12 @@ class Flight:
             return False
         return True
 
+    def is_over(self) -> bool:
+        """Tells whether it is over, which it is if its leader has left."""
+        if self.is_abandoned():
+            self.close()
+        return self.done.is_set()
+
     def is_this_threads(self) -> bool:
         """Tells whether the calling thread is the leader."""
         return self._thread is identity.of_this_thread()

@@ -138,17 +138,14 @@ class _Call:
         """Waits until ``flight`` is over; tells whether it is, or this call's time. This thread holds no lock."""
         limit_s = self.limit.left_s()
         if limit_s == 0.0:
-            if flight.is_abandoned():
-                flight.close()
-            return flight.done.is_set()
+            return flight.is_over()
         assert not dynamo.compile_lock()._is_owned(), "a thread that holds the compile lock must not wait"
         kernel_gates.assert_none_held("the result of another thread's compile")
         began, warned = monotonic(), False
 
         def look() -> None:
             nonlocal warned
-            if flight.is_abandoned():
-                flight.close()
+            flight.is_over()
             warned = warned or warn_of_wait(self.code, self.device, began, flight.leader)
 
         what = activity.Waiting("result", events.place(self.code), self.device, began, flight.leader)

@@ -173,7 +173,7 @@ def left_alone_this_once() -> Any:
     return sys.modules["torch._dynamo.types"].ConvertFrameReturn(apply_to_code=False)
 
 
-@functools.cache
+@functools.cache  # torch only reads what a callback returns (2.7-2.15)
 def uncompiled_this_once() -> Any:
     """Returns what a callback must return so that torch runs this frame, and what it calls, uncompiled, this once."""
     # ConvertFrameReturn() alone would have torch leave the code alone for good, and compile what it calls one by one.
