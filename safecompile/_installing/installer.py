@@ -91,23 +91,24 @@ def install(
         return
     environment.check_gil()
     environment.cuda_graph_threads()
-    families = all_families()
-    _wait_for_imports(families)
-    with quiet("install", timeout_s):
-        if _installed:
-            return
-        applying.families[:] = families
-        try:
-            applying.begin()
-        except BaseException:
-            applying.end()
-            raise
-        _installed = True
-    set_limits()
-    applying.catch_up()
-    forks.register()
-    _begin_progress()
-    _warn_of_late_references()
+    with dynamo.looking_at_no_frame():
+        families = all_families()
+        _wait_for_imports(families)
+        with quiet("install", timeout_s):
+            if _installed:
+                return
+            applying.families[:] = families
+            try:
+                applying.begin()
+            except BaseException:
+                applying.end()
+                raise
+            _installed = True
+        set_limits()
+        applying.catch_up()
+        forks.register()
+        _begin_progress()
+        _warn_of_late_references()
 
 
 def _limits(max_wait_s: Any, ranks_may_differ: Any) -> Callable[[], None]:
@@ -145,7 +146,7 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     timeout_s = arguments.seconds("timeout_s", timeout_s)
     if not _installed:
         return
-    with quiet("uninstall", timeout_s):
+    with dynamo.looking_at_no_frame(), quiet("uninstall", timeout_s):
         if _installed:
             _finish_resets()
             left = applying.end()

@@ -75,6 +75,21 @@ def set_region(identity: int) -> None:
     eval_frame.set_eval_frame_isolate_recompiles_id(identity)
 
 
+@contextmanager
+def looking_at_no_frame() -> Iterator[None]:
+    """Keeps Dynamo from tracing and compiling what this thread calls meanwhile: in a compiled region it would."""
+    if loaded(EVAL_FRAME) is None:
+        yield
+        return
+    from torch._C._dynamo import eval_frame
+
+    callback = eval_frame.set_eval_frame(None)
+    try:
+        yield
+    finally:
+        eval_frame.set_eval_frame(callback)
+
+
 def is_internal_error(error: Exception) -> bool:
     """Tells whether this is what torch raises when its surroundings change in the middle of a compile."""
     # What user code, the backend and unsupported code raise has other classes by then. A KeyError or IndexError of

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 
 from safecompile import safe_compile
+from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import in_fresh_process
 
 X = torch.arange(6.0).reshape(3, 2)
@@ -231,6 +232,21 @@ def test_inside_a_traced_region():
         torch._dynamo.reset()
         ours = outcome(lambda region=region: region(safe_compile))
         assert ours[:2] == theirs[:2], f"{ours}\n{theirs}"
+
+
+def test_the_first_call_inside_a_compiled_region():
+    """There Dynamo would compile the installation itself, with the guards of a skipping stance, which it tries out."""
+    done = in_forked_process(
+        """
+        import torch, safecompile
+        inner = lambda x: x + 1
+        outer = torch.compile(lambda x: safecompile.safe_compile(inner)(x) * 2, backend="eager")
+        assert outer(torch.ones(1)).item() == 4
+        assert safecompile.is_installed()
+        assert torch._C._is_multithreading_enabled()
+        """
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
