@@ -11,7 +11,6 @@ import torch
 import torch._dynamo
 import torch.fx._symbolic_trace as tracing
 
-from safecompile import install
 from tests.helpers.threads import run_threads
 
 FLAG = "_is_fx_tracing_flag"
@@ -40,9 +39,9 @@ def test_a_popular_workaround_acts(side: str) -> None:
 
 
 @has_flag
+@pytest.mark.usefixtures("installed")
 def test_what_one_thread_assigns_another_does_not_see() -> None:
     """Each thread has its own."""
-    install()
     tracing._is_fx_tracing_flag = True
     try:
         assert (tracing.is_fx_tracing(), run_threads([tracing.is_fx_tracing])) == (True, [False])
@@ -80,9 +79,9 @@ def test_a_flag_of_the_compiler_that_somebody_sets_is_on(side: str) -> None:
     assert (torch.compiler.is_compiling(), run_threads([torch.compiler.is_compiling])) == (False, [False])
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_module_of_another_class_is_a_module() -> None:
     """Dynamo takes it for one where traced code imports it; it is pickled by its name."""
-    install()
     from torch.fx import traceback
 
     if type(traceback) is not type(torch):

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install
 from safecompile._engine import attempts
 from safecompile._isolation import graph_trees
 from safecompile._torch import cache
@@ -37,9 +36,9 @@ def in_another_thread(change: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("backend_called", [False, True])
+@pytest.mark.usefixtures("installed")
 def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
     """The trace is made once more if no backend was called, and once only; a class of the user's is never caught."""
-    install()
     counters = torch._dynamo.utils.counters["stats"]
     calls: list[int] = []
 
@@ -67,9 +66,9 @@ def test_one_more_attempt_before_the_backend(backend_called: bool) -> None:
     assert len(calls) == 1 + (not backend_called)
 
 
+@pytest.mark.usefixtures("installed")
 def test_more_attempts_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch raises on a device on which another thread captures a CUDA graph is tried again, a while later."""
-    install()
     monkeypatch.setattr(graph_trees, "gates", {("capture", 0): threading.RLock()})
     for text in ("Offset increment outside graph capture encountered unexpectedly.", "no CUDA"):
         calls: list[int] = []
@@ -161,9 +160,9 @@ def test_a_container_that_changes_all_the_time(
 
 
 @pytest.mark.parametrize("why", ["fullgraph", "nothing changes"])
+@pytest.mark.usefixtures("installed")
 def test_an_error_that_stays_one(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fullgraph=True, or where nothing changes, the error is raised beside an idle thread as in plain torch."""
-    install()
     torch._dynamo.reset()
     data = {"a": torch.ones(1)}
     if why == "fullgraph":
@@ -190,9 +189,9 @@ def test_an_error_that_stays_one(why: str, monkeypatch: pytest.MonkeyPatch) -> N
         thread.join()
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_real_container_that_changes_all_the_time() -> None:
     """A dict that a thread fills and empties without a pause: each call is as in eager mode."""
-    install()
     torch._dynamo.reset()
     data = {str(one): torch.ones(1) for one in range(300)}
     ended = threading.Event()

@@ -57,8 +57,7 @@ class Manager:
 
 
 @pytest.fixture(autouse=True)
-def managers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
-    safecompile.install()
+def managers(installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
     monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)
     monkeypatch.setattr(graph_trees, "all_trees", [])
     monkeypatch.setattr(graph_trees, "_told", False)
@@ -66,7 +65,6 @@ def managers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Manager]]:
     Manager.made = []
     yield Manager.made
     torch.compiler.reset()
-    safecompile.uninstall()
 
 
 def graphed(model: Any = lambda inputs: [len(inputs)]) -> Any:

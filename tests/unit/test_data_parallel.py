@@ -10,7 +10,6 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
@@ -111,9 +110,9 @@ def steps(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("installed")
 def test_replicas(kind: str) -> None:
     """Each replica computes with its own parameters, gradients reach the module's, and all share one compile."""
-    install()
     steps(kind)
 
 

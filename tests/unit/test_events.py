@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -200,16 +201,24 @@ def test_nothing_is_told_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_recording_an_event_costs_two_microseconds_at_most() -> None:
-    """The cost of one event, its making included, in the best of many rounds (CPU time)."""
-    where = inside.place(body.__code__)
-    best = float("inf")
-    with safecompile.record():
+    """What one event costs, its making included: two microseconds, where an empty call takes 70 ns (CPU time)."""
+
+    def empty(*_: Any) -> None:
+        pass
+
+    def best(call: Callable[..., None], *arguments: Any) -> float:
+        costs = []
         for _ in range(50):
             began = time.thread_time_ns()
             for _ in range(1000):
-                inside.tell(events.Wait, "cpu", where, 1.0, "lock", "other")
-            best = min(best, (time.thread_time_ns() - began) / 1000)
-    assert best <= 2000, f"{best:.0f} ns"
+                call(*arguments)
+            costs.append((time.thread_time_ns() - began) / 1000)
+        return min(costs)
+
+    arguments = (events.Wait, "cpu", inside.place(body.__code__), 1.0, "lock", "other")
+    with safecompile.record():
+        cost = best(inside.tell, *arguments)
+    assert cost <= 2000 / 70 * best(empty, *arguments), f"{cost:.0f} ns"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def result(function: Callable[[], Any]) -> Any:
 def nothing_stays_replaced(request, monkeypatch):
     """Brings back what exports that overlap leave behind in plain torch."""
     plain = "side" in request.fixturenames and request.getfixturevalue("side") == "plain"
-    modules = (torch.fx.traceback, torch.fx.experimental.proxy_tensor, torch.fx._symbolic_trace) if plain else ()
+    modules = (torch.fx.traceback, torch.fx.experimental.proxy_tensor, torch.fx._symbolic_trace, torch.compiler)
+    modules = modules if plain else ()
     variables = [(vars(module), dict(vars(module))) for module in modules]
     methods = [(torch.nn.Module, "__call__"), (torch.nn.Module, "__getattr__")]
     for module, name in ((builtins, "max"), (builtins, "min"), (math, "pow"), *methods):

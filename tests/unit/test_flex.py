@@ -11,7 +11,6 @@ import torch._dynamo
 import torch.fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
@@ -31,8 +30,7 @@ def score(s, b, h, q, kv):
 
 
 @pytest.fixture(autouse=True)
-def _installed():
-    install()
+def nothing_compiled(installed):
     torch._dynamo.reset()
 
 

@@ -8,15 +8,13 @@ from types import ModuleType
 import pytest
 import torch._dynamo
 
-from safecompile import install
 from tests.helpers.threads import in_fresh_process
 
 from .test_fx_scenes import SCENES, check_modules
 
 
 @pytest.fixture(autouse=True)
-def _installed():
-    install()
+def modules_are_modules(installed):
     yield
     check_modules()
     assert type(math) is ModuleType, "the module is left changed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,12 +17,7 @@ from safecompile import install
 from . import test_fx_scenes
 from .test_fx_scenes import beside_a_trace
 
-
-@pytest.fixture(autouse=True)
-def _installed() -> Iterator[None]:
-    install()
-    yield
-    install()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def test_two_wrapped_builtins_stay_apart() -> None:

@@ -10,7 +10,6 @@ import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
@@ -19,8 +18,7 @@ needs_annotate = pytest.mark.skipif(not hasattr(fx_traceback, "annotate"), reaso
 
 
 @pytest.fixture(autouse=True)
-def _installed():
-    install()
+def nothing_left(installed):
     yield
     assert fx_traceback.get_current_meta() == {}
     assert not fx_traceback.has_preserved_node_meta()

@@ -14,7 +14,6 @@ import torch.fx
 from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from safecompile import install
 from safecompile._common import events
 from tests.helpers.nursery import in_forked_process
 
@@ -37,8 +36,7 @@ def wrapping():
 
 
 @pytest.fixture(autouse=True)
-def _installed():
-    install()
+def _wrapping(installed):
     torch._dynamo.reset()
     with wrapping():
         yield

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.fx
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process
 
@@ -166,9 +165,7 @@ def traces_that_fail() -> None:
             run(order, [Trace(i + 1, error=i == failing) for i in range(3)])
 
 
-@pytest.fixture(autouse=True)
-def _installed():
-    install()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def test_every_order_of_three_traces():

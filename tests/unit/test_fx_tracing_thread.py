@@ -11,7 +11,7 @@ import torch._dynamo
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from safecompile import install, safe_compile
+from safecompile import safe_compile
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -38,9 +38,7 @@ print(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU())).code)
 """
 
 
-@pytest.fixture(autouse=True)
-def _installed():
-    install()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def test_tracing_into_a_compiled_function_is_refused_as_before():

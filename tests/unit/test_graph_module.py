@@ -12,7 +12,6 @@ import torch
 import torch.fx
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
@@ -27,11 +26,10 @@ class Model(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
+def often(installed: None) -> Iterator[None]:
     """Threads take turns a thousand times as often."""
     old = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
-    install()
     yield
     sys.setswitchinterval(old)
 

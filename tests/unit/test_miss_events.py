@@ -12,21 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-import safecompile
 from safecompile._common import events
 from safecompile._engine import flights as engine
 from tests.helpers.threads import ParkedBackend, run_threads
 
 
 @pytest.fixture(autouse=True)
-def told() -> Iterator[list[events.Miss]]:
-    safecompile.install()
+def told(installed: None) -> Iterator[list[events.Miss]]:
     misses: list[events.Miss] = []
     unsubscribe = events.subscribe(misses.append)
     yield misses
     unsubscribe()
-    torch.compiler.reset()
-    safecompile.uninstall()
 
 
 @torch.compiler.disable

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import safecompile
 from tests.helpers.compiles import Counting
 from tests.helpers.threads import Hung, ParkedBackend, run_threads
 
@@ -36,12 +35,9 @@ def meet_eagerly(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
+def nobody_meets(installed: None) -> Iterator[None]:
     yield
     _meeting.clear()
-    torch.compiler.reset()
-    safecompile.uninstall()
 
 
 def jobs_that_meet(meeting: Any, devices: list[str], shapes: list[int], *, shared: bool) -> list[Callable[[], Any]]:

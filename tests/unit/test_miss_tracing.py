@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,12 @@ import torch
 import torch._dynamo
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import safecompile
 from safecompile._torch import dynamo
 from tests.helpers.compiles import Counting, plain_torch
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 #: What Model has seen.

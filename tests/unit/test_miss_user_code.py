@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install
 from safecompile._common import reading
 from safecompile._engine import frames
 from safecompile._torch import arguments, cache
@@ -218,9 +217,9 @@ def test_a_module_under_construction_is_compiled_around(side: str) -> None:
     assert makes(torch.ones(2, 4)).shape == (2, 4), side
 
 
+@pytest.mark.usefixtures("installed")
 def test_equal_options_are_one_compile() -> None:
     """Threads that each call ``torch.compile`` with the same options share what the first has compiled."""
-    install()
     torch._dynamo.reset()
     compiles: list[int] = []
 

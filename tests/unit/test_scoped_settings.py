@@ -13,7 +13,6 @@ from torch._dynamo import config
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils import _config_module
 
-from safecompile import install
 from tests.helpers.threads import run_threads
 
 
@@ -94,9 +93,9 @@ def test_a_compile_sees_its_own_threads_patches_only(side: str) -> None:
     assert config.verbose == before
 
 
+@pytest.mark.usefixtures("installed")
 def test_the_forms_of_patch() -> None:
     """config.patch as a decorator, by name, by dictionary, nested, with an unknown name and with an alias."""
-    install()
     limit = config.recompile_limit
 
     @config.patch({"recompile_limit": limit + 1})
@@ -122,9 +121,9 @@ def test_the_forms_of_patch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("installed")
 def test_eager_flex_attention_in_threads_leaves_nothing_behind() -> None:
     """Eager flex_attention lifts the limits for its own compile; afterwards they are as they were."""
-    install()
     before = [getattr(config, name) for name in NAMES]
     q = torch.ones(1, 1, 16, 16)
     run_threads([lambda: flex_attention(q, q, q)] * 6, 100)

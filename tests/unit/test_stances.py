@@ -107,9 +107,9 @@ def test_a_context_left_in_another_thread_leaves_nothing_behind(side: str) -> No
     assert type(eval_frame._stance) is eval_frame.DynamoStance
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_context_made_in_one_thread_and_entered_in_another_is_a_context() -> None:
     """The one who has made it sees what it saw before, once another has entered it."""
-    install()
     context = torch.compiler.set_stance("force_eager")
 
     def use() -> str:
@@ -135,9 +135,9 @@ def test_a_call_whose_result_is_kept_is_the_process(side: str, looks: str) -> No
     torch.compiler.set_stance("default")
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_kept_call_of_a_thread_that_has_ended_is_the_process() -> None:
     """The thread that sets a stance for the process may end before anybody looks."""
-    install()
     kept: list[Any] = []
     elsewhere(lambda: kept.append(torch.compiler.set_stance("force_eager")))
     assert seen() == "force_eager"
@@ -214,9 +214,9 @@ def test_a_decorated_function_in_many_threads(side: str) -> None:
     assert side == "plain" or backend.compiles == 0
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_context_can_be_pickled_by_a_process_without_the_library() -> None:
     """What the library keeps in a context object is not in its pickle."""
-    install()
     context = torch.compiler.set_stance("default")
     with context:
         assert b"safecompile" not in pickle.dumps(context)
@@ -245,8 +245,8 @@ def lines_of(enter: bool) -> int:
     return count
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_block_costs_the_same_in_a_large_function() -> None:
     """Nothing looks through the code of the function in which a block stands."""
-    install()
     lines_of(enter=True)
     assert lines_of(enter=True) - lines_of(enter=False) < 200

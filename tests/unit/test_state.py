@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch._dynamo
 
-from safecompile import install
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, run_threads
 
@@ -78,9 +77,9 @@ def test_alone_a_compile_draws_nothing_that_the_user_sees():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_setting_of_another_thread_outlives_a_compile():
     """A default dtype that a thread sets while another compiles stays set, and the compile ends well."""
-    install()
     torch._dynamo.reset()
     try:
         while_compiling(lambda: torch.set_default_dtype(torch.float64))
@@ -111,9 +110,9 @@ def test_a_stance_as_context_is_its_threads_own(side):
     assert backend.compiles == (1 if side == "safe" else 0)
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_stance_as_plain_call_is_the_process():
     """``set_stance("force_eager")`` as a call holds in every thread until the next one."""
-    install()
     torch._dynamo.reset()
     backend = ParkedBackend(parked=False)
     compiled = torch.compile(lambda x: x * 3, backend=backend)

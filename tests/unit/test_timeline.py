@@ -6,7 +6,6 @@ import json
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,7 @@ from tests.helpers.threads import ParkedBackend, run_threads
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    safecompile.install()
-    yield
-    torch.compiler.reset()
-    safecompile.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def body(x: torch.Tensor) -> torch.Tensor:
