@@ -51,6 +51,13 @@ class _Loader(wrapt.ObjectProxy):  # type: ignore[type-arg]
         return self.__wrapped__.__reduce_ex__(protocol)
 
 
+# Under this name CPython takes it out of an error's traceback, with the import system's own frames above it, which
+# would stay otherwise; and a warning of the module does not count it (3.10-3.13).
+_Loader.exec_module.__code__ = _Loader.exec_module.__code__.replace(
+    co_filename="<frozen importlib._bootstrap>", co_name="_call_with_frames_removed"
+)
+
+
 def tell_of(module: ModuleType, told: Told) -> None:
     """Calls ``told`` once the code of the lazy ``module`` has run; does not make it run."""
     spec = object.__getattribute__(module, "__spec__")

@@ -158,7 +158,7 @@ def cell(runner: Runner, program: Program, column: str) -> tuple[str, list[str]]
         plain = runner.run(program, PLAIN, column)
         if column in COMPANIONS and not program.matters and (found := differences(alone, plain)):
             return "broken", [f"plain torch is another beside a thread: {line}" for line in found]
-    if why := absent(plain):
+    if why := absent(plain) or (column == STRICT_WARNINGS and warns(plain)):
         return "absent", [why]
     if why := broken(plain):
         return "broken", [why]
@@ -173,6 +173,12 @@ def broken(plain: Result) -> str:
     if plain.get("raised"):
         return "raises in plain torch: " + plain["raised"].strip().splitlines()[-1]
     return "" if plain.get("ended") else f"does not come to its end in plain torch: {_short(plain.get('err'), 400)}"
+
+
+def warns(plain: Result) -> str:
+    """Returns the warning that ends a program where warnings are errors."""
+    last = plain.get("raised", "").strip().rpartition("\n")[2]
+    return last if re.match(r"[\w.]*Warning: ", last) else ""
 
 
 def absent(result: Result) -> str:

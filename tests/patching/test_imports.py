@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
+import warnings
+
 import pytest
 
+from safecompile._installing import imports
 from tests.helpers.threads import in_fresh_process
 
 from .processes import passes_without_torch
@@ -166,3 +170,23 @@ def test_lazy_modules_stay_lazy_and_are_patched():
     assert safecompile._installing.installer.state()["miss"] == "on"
     """
     )
+
+
+def test_a_module_that_fails_shows_no_frame_of_an_import(tmp_path, monkeypatch):
+    """The traceback of its error has the frames that it has in plain Python, and its warning names the same place."""
+    (tmp_path / "warns_and_fails.py").write_text("import warnings\nwarnings.warn('x', stacklevel=2)\nraise OSError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def seen():
+        with warnings.catch_warnings(record=True) as caught, pytest.raises(OSError) as raised:
+            warnings.simplefilter("always")
+            import warns_and_fails  # noqa: F401
+        return caught[0].filename, [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+
+    plain = seen()
+    finder = imports.Finder(["warns_and_fails"], lambda _: None)
+    finder.put_in()
+    try:
+        assert seen() == plain
+    finally:
+        finder.take_out()
