@@ -177,8 +177,8 @@ def broken(plain: Result) -> str:
 
 def warns(plain: Result) -> str:
     """Returns the warning that ends a program where warnings are errors."""
-    last = plain.get("raised", "").strip().rpartition("\n")[2]
-    return last if re.match(r"[\w.]*Warning: ", last) else ""
+    found = re.search(r"^[\w.]*Warning: .*", plain.get("raised", ""), re.MULTILINE)
+    return found[0] if found else ""
 
 
 def absent(result: Result) -> str:
