@@ -177,7 +177,7 @@ def broken(plain: Result) -> str:
 
 def warns(plain: Result) -> str:
     """Returns the warning that ends a program where warnings are errors."""
-    found = re.search(r"^[\w.]*Warning: .*", plain.get("raised", ""), re.MULTILINE)
+    found = re.search(r"\b\w*Warning: .*", plain.get("raised", ""))
     return found[0] if found else ""
 
 
