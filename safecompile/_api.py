@@ -75,8 +75,9 @@ def safe_compile(*args: Any, **kwargs: Any) -> Any:
 
     It takes what the installed ``torch.compile`` takes, passes it on untouched and returns what that returns: an
     ``OptimizedModule`` for an ``nn.Module``, a function otherwise; without a model, a decorator. The first call
-    installs the same patches as ``import safecompile.patch_all``. They act where torch compiles, so every compiled
-    function of the process is covered. One keyword is the library's own: ``max_wait_s``.
+    installs the same patches as ``import safecompile.patch_all``, unless it stands in code that is being traced. They
+    act where torch compiles, so every compiled function of the process is covered. One keyword is the library's own:
+    ``max_wait_s``.
 
     Args:
         model: a function, a bound method, an ``nn.Module`` or a callable object.
@@ -107,7 +108,8 @@ def safe_compile(*args: Any, **kwargs: Any) -> Any:
     """
     import torch
 
-    if not installer.is_installed() and not installer.is_inside_a_trace():
+    # In code that Dynamo traces this is torch.compile, no more: there an installation may be a graph break too many.
+    if not (installer.is_installed() or torch.compiler.is_dynamo_compiling() or installer.is_inside_a_trace()):
         installer.install()
     if "max_wait_s" in kwargs:
         return _with_limit(args, kwargs)

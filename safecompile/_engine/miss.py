@@ -162,9 +162,11 @@ class _Call:
         # torch 2.7: the inner compile empties the list of events that the outer one looks into afterwards, which
         # then raises "No toplevel event active". Drop when min torch > 2.7.
         kept = {name: copy.copy(value) for name, value in dynamo.compile_events().items()}
+        multithreading = dynamo.autograd_multithreading()  # on, where the lock is held and nothing compiles
         try:
             self._trace(None)
         finally:
+            dynamo.set_autograd_multithreading(multithreading)
             self._revert_settings()
             dynamo.compile_events().update(kept)
         return self.result

@@ -91,7 +91,8 @@ def install(
         return
     environment.check_gil()
     environment.cuda_graph_threads()
-    with dynamo.looking_at_no_frame():
+    callback = dynamo.set_frame_callback(None)  # in a compiled region Dynamo would compile the installation
+    try:
         families = all_families()
         _wait_for_imports(families)
         with quiet("install", timeout_s):
@@ -109,6 +110,8 @@ def install(
         forks.register()
         _begin_progress()
         _warn_of_late_references()
+    finally:
+        dynamo.set_frame_callback(callback)
 
 
 def _limits(max_wait_s: Any, ranks_may_differ: Any) -> Callable[[], None]:
@@ -146,20 +149,25 @@ def uninstall(*, timeout_s: float = 10.0) -> None:
     timeout_s = arguments.seconds("timeout_s", timeout_s)
     if not _installed:
         return
-    with dynamo.looking_at_no_frame(), quiet("uninstall", timeout_s):
-        if _installed:
-            _finish_resets()
-            left = applying.end()
-            _forget_slots()
-            _end_progress()
-            _installed = False
-            for what in left:
-                warnings.warn(
-                    f"safecompile.uninstall() leaves {what} as it is, because something else has patched it since. It "
-                    "may still call into safecompile. Undo the later patch first, then call uninstall() again.",
-                    SafeCompileWarning,
-                    stacklevel=2,
-                )
+    left: list[str] = []
+    callback = dynamo.set_frame_callback(None)
+    try:
+        with quiet("uninstall", timeout_s):
+            if _installed:
+                _finish_resets()
+                left = applying.end()
+                _forget_slots()
+                _end_progress()
+                _installed = False
+    finally:
+        dynamo.set_frame_callback(callback)
+    for what in left:
+        warnings.warn(
+            f"safecompile.uninstall() leaves {what} as it is, because something else has patched it since. It "
+            "may still call into safecompile. Undo the later patch first, then call uninstall() again.",
+            SafeCompileWarning,
+            stacklevel=2,
+        )
     later.wait_until_over()  # holding nothing
 
 

@@ -82,7 +82,8 @@ def patches_of_compiled_autograd(module: ModuleType) -> list[Patch]:
     """Returns the patches; changes nothing."""
     global _torchs_own
     owner = host.compiled_autograd_switch()
-    if module.compiled_autograd_enabled:
+    states = (*host.COMPILED_AUTOGRAD, *host.COMPILED_AUTOGRAD_OPTIONAL)
+    if any(vars(module).get(name) for name in states):  # inside _enable() it is off while a backward runs
         msg = "compiled autograd off at the installation"
         raise LookupError(msg)
     _torchs_own, clear = owner.set_autograd_compiler, owner.clear_cache

@@ -26,6 +26,9 @@ _HOOK = "__safecompile_hook__"
 class _Local(threading.local):
     """The per-thread values; a thread begins with what a process begins with."""
 
+    def __init__(self) -> None:
+        vars(self).update(host.initial_values())
+
 
 # In the class: a signal handler may come in the middle of a thread's first use.
 for _name, _value in host.initial_values().items():

@@ -31,8 +31,9 @@ from .slot_kinds import plain_function
 class _Local(threading.local):
     """The per-thread values of FX's global variables; a thread begins with what the module begins with."""
 
+    # In the instance: Dynamo guards on what its dictionary has, which a first assignment would change.
     def __init__(self) -> None:
-        vars(self).update(torch_fx.initial_tables())
+        vars(self).update(torch_fx.initial_values() | torch_fx.initial_tables())
 
 
 # In the class: a signal handler may come in the middle of a thread's first use.

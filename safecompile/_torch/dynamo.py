@@ -75,19 +75,13 @@ def set_region(identity: int) -> None:
     eval_frame.set_eval_frame_isolate_recompiles_id(identity)
 
 
-@contextmanager
-def looking_at_no_frame() -> Iterator[None]:
-    """Keeps Dynamo from tracing and compiling what this thread calls meanwhile: in a compiled region it would."""
+def set_frame_callback(callback: Any) -> Any:
+    """Sets what Dynamo calls for each frame of this thread, None for nothing; returns what was set."""
     if loaded(EVAL_FRAME) is None:
-        yield
-        return
+        return None
     from torch._C._dynamo import eval_frame
 
-    callback = eval_frame.set_eval_frame(None)
-    try:
-        yield
-    finally:
-        eval_frame.set_eval_frame(callback)
+    return eval_frame.set_eval_frame(callback)
 
 
 def is_internal_error(error: Exception) -> bool:

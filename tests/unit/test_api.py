@@ -235,13 +235,24 @@ def test_inside_a_traced_region():
 
 
 def test_the_first_call_inside_a_compiled_region():
-    """There Dynamo would compile the installation itself, with the guards of a skipping stance, which it tries out."""
+    """It is torch.compile there. An installation is done, and Dynamo, which would compile it, does not see it."""
     done = in_forked_process(
         """
         import torch, safecompile
         inner = lambda x: x + 1
-        outer = torch.compile(lambda x: safecompile.safe_compile(inner)(x) * 2, backend="eager")
-        assert outer(torch.ones(1)).item() == 4
+        compiled = lambda x: safecompile.safe_compile(inner)(x) * 2
+        for options in ({}, {"fullgraph": True}):
+            assert torch.compile(compiled, backend="eager", **options)(torch.ones(1)).item() == 4
+        assert not safecompile.is_installed()
+        torch._dynamo.export(lambda x: safecompile.safe_compile(inner) and x + 1)(torch.ones(1))
+
+        @torch.compile(backend="eager")
+        def installs(x):
+            y = x + 1
+            safecompile.install()
+            return safecompile.safe_compile(inner)(y)
+
+        assert installs(torch.ones(1)).item() == 3
         assert safecompile.is_installed()
         assert torch._C._is_multithreading_enabled()
         """

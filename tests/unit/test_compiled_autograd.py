@@ -321,6 +321,23 @@ def test_no_uninstallation_while_it_is_on():
     uninstall()
 
 
+def test_an_installation_in_a_backward_that_is_compiled() -> None:
+    """There the switch is off for the moment, while torch is in the middle of turning it: it is left alone."""
+    done = in_forked_process(
+        """
+        import torch, safecompile
+        from torch._dynamo import compiled_autograd
+        leaf = torch.ones(2, requires_grad=True)
+        y = leaf * 2
+        y.register_hook(lambda gradient: (safecompile.install(), gradient)[1])
+        with compiled_autograd._enable(lambda graph: graph):
+            y.sum().backward()
+        assert leaf.grad.tolist() == [2, 2]
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_child_forked_while_another_thread_is_in_the_window():
     """Its first backward runs, without what the parent's thread was doing."""

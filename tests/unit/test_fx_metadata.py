@@ -10,6 +10,7 @@ import torch
 import torch.fx
 import torch.fx.traceback as fx_traceback
 
+from safecompile._torch import cache
 from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import run_threads
 
@@ -171,6 +172,21 @@ def test_many_threads():
         return work
 
     run_threads([job(index) for index in range(8)])
+
+
+def test_compiled_code_that_preserves_it():
+    """A compiled function that turns it on itself is compiled once: its guards hold after the backend's own use."""
+
+    def function(x):
+        with fx_traceback.preserve_node_meta():
+            return x + 1
+
+    def in_a_thread():
+        return torch.compile(function, backend="aot_eager")(torch.ones(1)).item()
+
+    torch._dynamo.reset()
+    assert [in_a_thread(), *run_threads([in_a_thread, in_a_thread])] == [2, 2, 2]
+    assert len(cache.cache_entries(function.__code__)) == 1
 
 
 @pytest.mark.parametrize("scene", ["preserved_meta", "annotations"])

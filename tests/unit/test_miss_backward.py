@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from safecompile._torch import dynamo
 from tests.helpers.compiles import Counting, alone, plain_torch, together
 from tests.helpers.threads import run_threads
 
@@ -18,6 +19,21 @@ THREADS = 8
 
 
 pytestmark = pytest.mark.usefixtures("installed")
+
+
+def test_a_miss_with_the_lock_held_leaves_autograd_its_threads() -> None:
+    """Where the lock is held and nothing compiles: reset() in a compiled function, or a caller that holds it itself."""
+
+    def resets(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch.compiler.reset()
+        return y * 2
+
+    assert torch.compile(resets, backend="eager")(torch.ones(1)).item() == 4
+    assert dynamo.autograd_multithreading()
+    with dynamo.compile_lock():
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert dynamo.autograd_multithreading()
 
 
 def first_backwards(kind: str) -> Counting:
