@@ -78,6 +78,16 @@ def subscribe(callback: Callable[[Any], object], *kinds: type[Event]) -> Callabl
     return telling.subscribe(callback, kinds or (Event,))
 
 
+class _Keep:
+    """A listener that keeps events. The deque's own method is another one each time in code that Dynamo traces."""
+
+    def __init__(self, raw: deque[tuple[Any, ...]]) -> None:
+        self._raw = raw
+
+    def __call__(self, event: tuple[Any, ...]) -> None:
+        self._raw.append(event)
+
+
 class Recording(Sequence[Event]):
     """The events of a time, as a sequence of records, the oldest first. A context manager: it records inside.
 
@@ -86,14 +96,14 @@ class Recording(Sequence[Event]):
 
     def __init__(self, most: int) -> None:
         self._raw: deque[tuple[Any, ...]] = deque(maxlen=most)
-        self._append = self._raw.append
+        self._keep = _Keep(self._raw)
 
     def __enter__(self) -> Self:
         """Begins to record.
 
         Thread safety: to be entered by one thread at a time.
         """
-        telling.listeners.append(self._append)
+        telling.listeners.append(self._keep)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,7 +111,7 @@ class Recording(Sequence[Event]):
 
         Thread safety: may be called from any thread.
         """
-        telling.leave(self._append)
+        telling.leave(self._keep)
 
     def __len__(self) -> int:
         return len(self._raw)

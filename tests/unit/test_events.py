@@ -21,6 +21,7 @@ from safecompile._common import telling
 from safecompile._engine import flights
 from safecompile._isolation import graph_trees
 from safecompile._torch import dynamo
+from tests.helpers.nursery import in_forked_process
 from tests.helpers.threads import ParkedBackend, in_fresh_process, run_threads
 
 pytestmark = pytest.mark.usefixtures("installed", "nobody_listens")
@@ -198,6 +199,24 @@ def test_nothing_is_told_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, "tell", never)
     cold()
     assert not telling._here.pending
+
+
+def test_a_record_in_code_that_is_traced_leaves_no_listener() -> None:
+    """Before the installation Dynamo traces it like any code."""
+    done = in_forked_process(
+        """
+        import torch, safecompile
+        from safecompile._common import telling
+
+        def records(x):
+            with safecompile.record():
+                return x.sin()
+
+        torch.compile(records, backend="eager")(torch.ones(1))
+        assert telling.listeners == []
+        """
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_recording_an_event_costs_two_microseconds_at_most() -> None:
